@@ -1,0 +1,18 @@
+#pragma once
+
+#include <string>
+
+#include "pipetrain/schedule/schedule.h"
+
+namespace pipetrain::schedule {
+
+// PyTorch's schedule CSV: a row per rank, cells like 0F0, 0I0, 0W0, 0B0, (0F7;7B3)OVERLAP_F_B; an
+// empty cell is an idle step. `dialects`: today's, and the older one in which B is the input
+// gradient where the same (stage, micro-batch) also has a W, and BW is the whole backward.
+// Placement and m are read off the cells. Throws UsageError with `source`, line and cell.
+Schedule parse_csv(const std::string& text, const std::string& source);
+
+std::string to_csv(const Schedule& schedule);
+std::string to_csv(const LoweredSchedule& schedule);  // with SEND and RECV cells
+
+}  // namespace pipetrain::schedule

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "pipetrain/schedule/schedule.h"
+
+namespace pipetrain::schedule {
+
+struct LowerOptions {
+  bool forward_only = false;  // evaluation: the F of the schedule, no activation is kept
+};
+
+// Puts the communication of ALL ranks into a compute-only schedule, in one pass over one global
+// order. Every buffer is assigned here: channel slots (2 outgoing, 1 incoming; more where the
+// schedule needs them), activation and gradient slots. Throws UsageError when the schedule cannot
+// finish under rendezvous sends.
+LoweredSchedule lower(const Schedule& schedule, const LowerOptions& options = {});
+
+}  // namespace pipetrain::schedule

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pipetrain/schedule/schedule.h"
+
+namespace pipetrain::schedule {
+
+// Throws UsageError naming rank, position and action for: duplicates, missing or extra
+// micro-batches, W without I, wrong owner, order violations inside and across ranks, deadlock.
+// Returns warnings (weight gradients of a stage that do not ascend in micro-batch).
+std::vector<std::string> validate(const Schedule& schedule);
+
+// The same, and FIFO mismatches on a directed edge, slots used twice or never freed, more slots
+// than the pool has, deadlock with rendezvous sends.
+std::vector<std::string> validate(const LoweredSchedule& schedule);
+
+}  // namespace pipetrain::schedule
