@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "pipetrain/device/memory.h"
+#include "pipetrain/device/stream.h"
+#include "pipetrain/model/config.h"
+#include "pipetrain/model/parameters.h"
+
+namespace pipetrain {
+
+// What the executor drives: one stage's computation on one rank. All pointers are device memory;
+// all calls only submit work to `stream`. `slot` is an activation slot, `gradient_slot` a gradient
+// slot. A message is the hidden state of one micro-batch: (B, T, C) in the element type.
+class Stage {
+ public:
+  virtual ~Stage() = default;
+
+  // F. load_input copies the message into the slot (stages that embed have none and are not
+  // called); after it the message may be overwritten. forward writes the output message (nullptr on
+  // the stage with the head). keep == false (evaluation): no gradient of the head is computed.
+  virtual void load_input(std::byte* slot, const std::byte* message, const Stream& stream) = 0;
+  virtual void forward(int microbatch, std::byte* slot, std::byte* output, bool keep,
+                       const Stream& stream) = 0;
+
+  // B. load_output_gradient copies the message (the stage with the head has none and is not
+  // called) into the gradient slot, or, for a whole backward (gradient_slot == nullptr), into the
+  // workspace. input_gradient is nullptr on the stage that embeds.
+  virtual void load_output_gradient(std::byte* slot, std::byte* gradient_slot,
+                                    const std::byte* message, const Stream& stream) = 0;
+  // The whole backward: input and weight gradients, with one layer's gradients at a time in the
+  // workspace.
+  virtual void backward(int microbatch, std::byte* slot, std::byte* input_gradient,
+                        const Stream& stream) = 0;
+  virtual void backward_input(int microbatch, std::byte* slot, std::byte* gradient_slot,
+                              std::byte* input_gradient, const Stream& stream) = 0;
+  virtual void backward_weight(int microbatch, std::byte* slot, std::byte* gradient_slot,
+                               const Stream& stream) = 0;
+};
+
+// Tokens, targets and losses of one step on one rank; M micro-batches of B*T tokens.
+struct StepData {
+  const int* inputs = nullptr;         // (M, B*T); on ranks that embed
+  const int* targets = nullptr;        // (M, B*T), -1 is ignored; on ranks with the head
+  const std::byte* loss_scale = nullptr;  // accumulator type: 1 / valid targets of the global batch
+  std::byte* losses = nullptr;         // (M) accumulator type: loss of each micro-batch, scaled
+};
+
+struct MicrobatchShape {
+  int batch = 1;     // B
+  int sequence = 1;  // T
+  int rows() const { return batch * sequence; }
+};
+
+// A named tensor of a slot layout.
+struct LayoutRow {
+  std::string name;
+  size_t bytes = 0;   // of one layer (or of the chunk, where layer-less), before alignment
+  bool per_layer = false;
+};
+
+// What a slot holds, tensor by tensor.
+//   activation slot, F to B (or W): per layer block input, qkv, attention output, middle residual,
+//     fc, log-sum-exp; once: the hidden gradient of the head
+//   gradient slot, I to W: per layer gradients of the block output, the middle residual and fc (the
+//     gradient of qkv replaces qkv in the activation slot)
+std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
+                                         Precision precision, bool head);
+std::vector<LayoutRow> gradient_layout(const GptConfig& config, const MicrobatchShape& shape,
+                                       Precision precision, bool embedding);
+
+// Sizes of the slots of one chunk and of the workspace that the chunks of a rank share.
+size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
+                             Precision precision, const StageLayers& layers);
+size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
+                           Precision precision, const StageLayers& layers);
+size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
+                       const std::vector<StageLayers>& stages);
+size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision);
+
+// What all GPT stages of one rank share: the workspace, the matmul handle and its plans. Work of
+// stages that share it must be submitted to one stream.
+class GptWorkspace;
+std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
+    const GptConfig& config, const MicrobatchShape& shape, Precision precision,
+    const std::vector<StageLayers>& stages, Region& region);
+
+// The GPT chunk `layers`, with its weights in `store`. `data` and `workspace` must outlive it.
+std::unique_ptr<Stage> make_gpt_stage(const GptConfig& config, const MicrobatchShape& shape,
+                                      Precision precision, const StageLayers& layers,
+                                      const ParameterStore& store, const StepData& data,
+                                      GptWorkspace& workspace);
+
+}  // namespace pipetrain
