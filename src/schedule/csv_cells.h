@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pipetrain/schedule/action.h"
+
+namespace pipetrain::schedule {
+
+inline constexpr std::string_view kOverlapSuffix = "OVERLAP_F_B";
+
+// What the letters of a cell say. The two dialects give B two meanings, settled once the whole file
+// is read.
+enum class CsvLetters { F, B, I, W, BW, step };
+
+struct CsvCell {
+  std::string text;
+  int line = 0;  // from 1
+  int cell = 0;  // from 1
+  CsvLetters letters = CsvLetters::F;
+  int stage = 0;
+  int microbatch = 0;
+  bool overlaps_next = false;
+  Kind kind = Kind::forward;  // for who settles the dialect
+};
+
+// Throws UsageError: "<source>: line 2, cell 3 (0F9): <problem>".
+[[noreturn]] void fail_at_cell(const std::string& source, const CsvCell& cell,
+                               const std::string& problem);
+
+// The computations of every line, one line per rank. Communication cells are checked and left out:
+// lower() puts them in again. Throws UsageError with line and cell.
+std::vector<std::vector<CsvCell>> read_csv_cells(std::string_view text, const std::string& source);
+
+}  // namespace pipetrain::schedule
