@@ -17,8 +17,8 @@ size_t accumulator_bytes(Precision precision);  // gradients, masters, moments, 
 
 // A GPT-2.
 struct GptConfig {
-  int layers = 0;      // L
-  int hidden = 0;      // C
+  int layers = 0;  // L
+  int hidden = 0;  // C
   int heads = 0;
   int vocabulary = 0;  // V
   int sequence = 0;    // T

@@ -19,13 +19,13 @@ struct Parameter {
   std::vector<size_t> shape;   // as in the file, row-major
   size_t padded_elements = 0;  // in memory: wte and lm_head have padded_vocabulary() rows
   Init init = Init::zero;
-  bool decayed = false;        // weight decay: 2-D tensors
-  bool tied = false;           // wte with a tied head: on the first and on the last stage
-  int layer = -1;              // of a block; -1: embedding or head
-  bool in_embedding = false;   // the stage that embeds holds it
-  bool in_head = false;        // the stage with the head holds it
+  bool decayed = false;       // weight decay: 2-D tensors
+  bool tied = false;          // wte with a tied head: on the first and on the last stage
+  int layer = -1;             // of a block; -1: embedding or head
+  bool in_embedding = false;  // the stage that embeds holds it
+  bool in_head = false;       // the stage with the head holds it
 
-  size_t elements() const;     // of the real shape
+  size_t elements() const;  // of the real shape
 };
 
 // All parameters in global order: wte, wpe, blocks ascending, ln_f, lm_head if the head is not
@@ -34,7 +34,7 @@ std::vector<Parameter> parameter_table(const GptConfig& config);
 
 // A parameter on this rank's device. T-typed memory is untyped here; see element_bytes().
 struct LocalParameter {
-  size_t table_index = 0;       // into parameter_table()
+  size_t table_index = 0;  // into parameter_table()
   const Parameter* parameter = nullptr;
   std::byte* weight = nullptr;  // used by the kernels: element type
   // Accumulator type from here on. fp32 and fp64: master == weight.
@@ -50,16 +50,20 @@ struct LocalParameter {
 class ParameterStore {
  public:
   struct Bytes {
-    size_t weights = 0;    // in use, and masters where they are separate
+    size_t weights = 0;  // in use, and masters where they are separate
     size_t gradients = 0;
     size_t optimizer = 0;  // moments
   };
   static Bytes bytes(const GptConfig& config, const std::vector<StageLayers>& stages,
                      Precision precision);
 
-  // Takes exactly bytes() from the three regions. Nothing is initialised.
+  // Takes exactly bytes() from the three regions. Nothing is initialised. Masters, gradients,
+  // first and second moments are each one run of memory in the order of parameters(), at the same
+  // offsets; the head's gradient parts follow the gradients.
   ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
                  Precision precision, Region& weights, Region& gradients, Region& optimizer);
+  ParameterStore(const ParameterStore&) = delete;
+  ParameterStore(ParameterStore&&) = default;
 
   const std::vector<Parameter>& table() const { return table_; }
   const std::vector<LocalParameter>& parameters() const { return local_; }

@@ -43,10 +43,10 @@ class Stage {
 
 // Tokens, targets and losses of one step on one rank; M micro-batches of B*T tokens.
 struct StepData {
-  const int* inputs = nullptr;         // (M, B*T); on ranks that embed
-  const int* targets = nullptr;        // (M, B*T), -1 is ignored; on ranks with the head
+  const int* inputs = nullptr;            // (M, B*T); on ranks that embed
+  const int* targets = nullptr;           // (M, B*T), -1 is ignored; on ranks with the head
   const std::byte* loss_scale = nullptr;  // accumulator type: 1 / valid targets of the global batch
-  std::byte* losses = nullptr;         // (M) accumulator type: loss of each micro-batch, scaled
+  std::byte* losses = nullptr;            // (M) accumulator type: loss of each micro-batch, scaled
 };
 
 struct MicrobatchShape {
@@ -55,22 +55,25 @@ struct MicrobatchShape {
   int rows() const { return batch * sequence; }
 };
 
-// A named tensor of a slot layout.
+// A tensor of a slot: `count` of them, one per layer unless the name says otherwise. Each is
+// aligned, so a slot takes the sum of count * aligned(bytes).
 struct LayoutRow {
   std::string name;
-  size_t bytes = 0;   // of one layer (or of the chunk, where layer-less), before alignment
-  bool per_layer = false;
+  size_t bytes = 0;
+  int count = 0;
 };
 
-// What a slot holds, tensor by tensor.
+// What a slot of the chunk `layers` holds, tensor by tensor.
 //   activation slot, F to B (or W): per layer block input, qkv, attention output, middle residual,
-//     fc, log-sum-exp; once: the hidden gradient of the head
-//   gradient slot, I to W: per layer gradients of the block output, the middle residual and fc (the
-//     gradient of qkv replaces qkv in the activation slot)
+//     fc, log-sum-exp; once: the hidden gradient, with the head only
+//   gradient slot, I to W: per layer gradients of the block output, the middle residual and fc; the
+//     gradient of qkv replaces qkv in the activation slot, and with the head the hidden gradient
+//     there is the last layer's
+// A chunk without layers holds its input, and the gradient of its output.
 std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                         Precision precision, bool head);
+                                         Precision precision, const StageLayers& layers);
 std::vector<LayoutRow> gradient_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                       Precision precision, bool embedding);
+                                       Precision precision, const StageLayers& layers);
 
 // Sizes of the slots of one chunk and of the workspace that the chunks of a rank share.
 size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
@@ -82,7 +85,8 @@ size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Pr
 size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision);
 
 // What all GPT stages of one rank share: the workspace, the matmul handle and its plans. Work of
-// stages that share it must be submitted to one stream.
+// stages that share it must be submitted to one stream. Between load_output_gradient for a whole
+// backward and that backward no other work of these stages may be submitted.
 class GptWorkspace;
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,

@@ -1,0 +1,179 @@
+#include "pipetrain/model/parameters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+namespace pipetrain {
+
+namespace {
+
+// A parameter of every block; sizes are multiples of C.
+struct BlockRow {
+  const char* suffix;
+  size_t inputs;  // 0: a vector
+  size_t outputs;
+  Parameter::Init init;
+};
+
+constexpr BlockRow block_rows[] = {
+    {"ln_1.weight", 0, 1, Parameter::Init::one},
+    {"ln_1.bias", 0, 1, Parameter::Init::zero},
+    {"attn.c_attn.weight", 1, 3, Parameter::Init::normal},
+    {"attn.c_attn.bias", 0, 3, Parameter::Init::zero},
+    {"attn.c_proj.weight", 1, 1, Parameter::Init::residual_normal},
+    {"attn.c_proj.bias", 0, 1, Parameter::Init::zero},
+    {"ln_2.weight", 0, 1, Parameter::Init::one},
+    {"ln_2.bias", 0, 1, Parameter::Init::zero},
+    {"mlp.c_fc.weight", 1, 4, Parameter::Init::normal},
+    {"mlp.c_fc.bias", 0, 4, Parameter::Init::zero},
+    {"mlp.c_proj.weight", 4, 1, Parameter::Init::residual_normal},
+    {"mlp.c_proj.bias", 0, 1, Parameter::Init::zero},
+};
+
+size_t product(const std::vector<size_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>());
+}
+
+Parameter make(const std::string& name, const std::vector<size_t>& shape, Parameter::Init init) {
+  Parameter parameter;
+  parameter.name = name;
+  parameter.shape = shape;
+  parameter.padded_elements = product(shape);
+  parameter.init = init;
+  parameter.decayed = shape.size() == 2;
+  return parameter;
+}
+
+bool holds(const StageLayers& stage, const Parameter& parameter) {
+  return (stage.embedding && parameter.in_embedding) || (stage.head && parameter.in_head) ||
+         (parameter.layer >= stage.first_layer &&
+          parameter.layer < stage.first_layer + stage.layers && parameter.layer >= 0);
+}
+
+// Indices into the table of what a rank with these stages holds, each once, ascending.
+std::vector<size_t> held(const std::vector<Parameter>& table,
+                         const std::vector<StageLayers>& stages) {
+  std::vector<size_t> indices;
+  for (size_t index = 0; index < table.size(); ++index) {
+    if (std::any_of(stages.begin(), stages.end(),
+                    [&](const StageLayers& stage) { return holds(stage, table[index]); })) {
+      indices.push_back(index);
+    }
+  }
+  return indices;
+}
+
+}  // namespace
+
+size_t Parameter::elements() const {
+  return product(shape);
+}
+
+std::vector<Parameter> parameter_table(const GptConfig& config) {
+  const auto channels = static_cast<size_t>(config.hidden);
+  const auto vocabulary = static_cast<size_t>(config.vocabulary);
+  const size_t padded = static_cast<size_t>(config.padded_vocabulary()) * channels;
+  std::vector<Parameter> table;
+
+  Parameter tokens = make("wte.weight", {vocabulary, channels}, Parameter::Init::normal);
+  tokens.padded_elements = padded;
+  tokens.in_embedding = true;
+  tokens.in_head = config.tied_head;
+  tokens.tied = config.tied_head;
+  table.push_back(tokens);
+
+  Parameter positions =
+      make("wpe.weight", {static_cast<size_t>(config.sequence), channels}, Parameter::Init::normal);
+  positions.in_embedding = true;
+  table.push_back(positions);
+
+  for (int layer = 0; layer < config.layers; ++layer) {
+    for (const BlockRow& row : block_rows) {
+      std::vector<size_t> shape{row.outputs * channels};
+      if (row.inputs > 0) {
+        shape.insert(shape.begin(), row.inputs * channels);
+      }
+      Parameter parameter = make(fmt::format("h.{}.{}", layer, row.suffix), shape, row.init);
+      parameter.layer = layer;
+      table.push_back(parameter);
+    }
+  }
+
+  for (const auto& [name, init] : {std::pair{"ln_f.weight", Parameter::Init::one},
+                                   std::pair{"ln_f.bias", Parameter::Init::zero}}) {
+    Parameter parameter = make(name, {channels}, init);
+    parameter.in_head = true;
+    table.push_back(parameter);
+  }
+  if (!config.tied_head) {
+    Parameter head = make("lm_head.weight", {vocabulary, channels}, Parameter::Init::normal);
+    head.padded_elements = padded;
+    head.in_head = true;
+    table.push_back(head);
+  }
+  return table;
+}
+
+ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
+                                            const std::vector<StageLayers>& stages,
+                                            Precision precision) {
+  const std::vector<Parameter> table = parameter_table(config);
+  Bytes result;
+  for (const size_t index : held(table, stages)) {
+    const Parameter& parameter = table[index];
+    const size_t element = aligned(parameter.padded_elements * element_bytes(precision));
+    const size_t accumulator = aligned(parameter.padded_elements * accumulator_bytes(precision));
+    result.weights += precision == Precision::bf16 ? element + accumulator : element;
+    result.gradients += parameter.tied ? 2 * accumulator : accumulator;
+    result.optimizer += 2 * accumulator;
+  }
+  return result;
+}
+
+ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
+                               Precision precision, Region& weights, Region& gradients,
+                               Region& optimizer)
+    : table_(parameter_table(config)) {
+  for (const size_t index : held(table_, stages)) {
+    LocalParameter local;
+    local.table_index = index;
+    local.parameter = &table_[index];
+    local_.push_back(local);
+  }
+
+  const size_t element = element_bytes(precision);
+  const size_t accumulator = accumulator_bytes(precision);
+  const auto take = [this](Region& region, std::byte* LocalParameter::*member, size_t width) {
+    for (LocalParameter& local : local_) {
+      local.*member = region.take_bytes(local.parameter->padded_elements * width);
+    }
+  };
+  take(weights, &LocalParameter::weight, element);
+  if (precision == Precision::bf16) {
+    take(weights, &LocalParameter::master, accumulator);
+  } else {
+    for (LocalParameter& local : local_) {
+      local.master = local.weight;
+    }
+  }
+  take(gradients, &LocalParameter::gradient, accumulator);
+  for (LocalParameter& local : local_) {
+    if (local.parameter->tied) {
+      local.head_gradient = gradients.take_bytes(local.parameter->padded_elements * accumulator);
+    }
+  }
+  take(optimizer, &LocalParameter::moment1, accumulator);
+  take(optimizer, &LocalParameter::moment2, accumulator);
+}
+
+const LocalParameter* ParameterStore::find(const std::string& name) const {
+  const auto found = std::find_if(local_.begin(), local_.end(), [&](const LocalParameter& local) {
+    return local.parameter->name == name;
+  });
+  return found == local_.end() ? nullptr : &*found;
+}
+
+}  // namespace pipetrain
