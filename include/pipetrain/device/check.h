@@ -10,4 +10,7 @@ namespace pipetrain {
 void check(cudaError_t status, const char* call,
            const std::source_location& where = std::source_location::current());
 
+// The same for destructors: prints one line on standard error instead of throwing.
+void report(cudaError_t status, const char* call) noexcept;
+
 }  // namespace pipetrain

@@ -19,7 +19,7 @@ struct Tag {
 
 // A CUDA event that knows what it was last recorded for. CUDA lets a wait silently use an older
 // record, or none at all; here a wait whose tag is not the last recorded one throws InternalError.
-// Used from one host thread.
+// Used from one host thread, but for done(), which any thread may call.
 class Event {
  public:
   enum class Timing { off, on };
@@ -31,8 +31,9 @@ class Event {
   void record(const Stream& stream, const Tag& tag);
   void wait(const Stream& stream, const Tag& tag) const;  // the stream waits, never the host
 
-  bool done() const;           // cudaEventQuery; true if nothing was recorded
-  void synchronize() const;    // the host waits
+  bool done() const;         // true if nothing was recorded
+  void synchronize() const;  // the host waits
+  // Both events with Timing::on, recorded and done.
   double milliseconds_since(const Event& earlier) const;
   const Tag& tag() const { return tag_; }
   cudaEvent_t get() const { return event_; }

@@ -6,7 +6,9 @@ namespace pipetrain {
 
 // Every tensor starts at a multiple of this, so that a result cannot depend on where it lies.
 constexpr size_t alignment = 256;
-constexpr size_t aligned(size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+constexpr size_t aligned(size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
 // Device memory of the current device. Throws DoesNotFit.
 class Buffer {
