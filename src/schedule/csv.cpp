@@ -7,8 +7,8 @@
 #include <map>
 #include <utility>
 
-#include "csv_cells.h"
 #include "pipetrain/error.h"
+#include "schedule/csv_cells.h"
 
 namespace pipetrain::schedule {
 namespace {
@@ -43,6 +43,7 @@ class Interpreter {
   const std::string& source_;
   int stages_ = 0;
   int microbatches_ = 0;
+  bool forward_only_ = true;
 };
 
 Interpreter::Interpreter(std::vector<std::vector<CsvCell>> rows, const std::string& source)
@@ -50,6 +51,7 @@ Interpreter::Interpreter(std::vector<std::vector<CsvCell>> rows, const std::stri
   for_each_cell([&](const CsvCell& cell) {
     stages_ = std::max(stages_, cell.stage + 1);
     microbatches_ = std::max(microbatches_, cell.microbatch + 1);
+    forward_only_ &= cell.letters == CsvLetters::F;
   });
   settle_dialect();
   check_complete();
@@ -97,23 +99,17 @@ void Interpreter::settle_dialect() {
         case CsvLetters::W:
           cell.kind = Kind::backward_weight;
           break;
-        case CsvLetters::step:
-          cell.kind = Kind::optimizer_step;
-          break;
       }
     }
   }
 }
 
-// Every (stage, micro-batch) has one F and either one B or one I and one W.
+// Every (stage, micro-batch) has one F and, but for a file of forwards, one B or one I and one W.
 void Interpreter::check_complete() const {
   static_assert(size_t(Kind::forward) == 0 && size_t(Kind::backward_weight) == 3);
   using Passes = std::array<const CsvCell*, 4>;  // indexed by Kind
   std::map<std::pair<int, int>, Passes> seen;
   for_each_cell([&](const CsvCell& cell) {
-    if (cell.letters == CsvLetters::step) {
-      return;
-    }
     const CsvCell*& before = seen[{cell.stage, cell.microbatch}][size_t(cell.kind)];
     if (before != nullptr) {
       fail(cell, fmt::format("duplicate of line {}, cell {}", before->line, before->cell));
@@ -145,7 +141,7 @@ void Interpreter::check_complete() const {
       if (weight != nullptr && input == nullptr) {
         fail(*weight, missing('I'));
       }
-      if (whole == nullptr && input == nullptr) {
+      if (whole == nullptr && input == nullptr && !forward_only_) {
         fail(*forward, missing('B'));
       }
     }
@@ -171,8 +167,7 @@ Placement Interpreter::infer_placement() const {
   for (const Placement& candidate : candidates) {
     const CsvCell* stray = nullptr;
     for_each_cell([&](const CsvCell& cell) {
-      if (stray == nullptr && cell.letters != CsvLetters::step &&
-          candidate.owner(cell.stage, cell.microbatch) != cell.line - 1) {
+      if (stray == nullptr && candidate.owner(cell.stage, cell.microbatch) != cell.line - 1) {
         stray = &cell;
       }
     });
@@ -197,7 +192,7 @@ Placement Interpreter::infer_placement() const {
 }
 
 Schedule Interpreter::schedule() const {
-  Schedule result{"csv", infer_placement(), {}};
+  Schedule result = {"csv", infer_placement(), {}, Update::step, forward_only_, {}};
   for (const std::vector<CsvCell>& row : rows_) {
     std::vector<Action>& actions = result.ranks.emplace_back();
     for (const CsvCell& cell : row) {

@@ -1,4 +1,4 @@
-#include "csv_cells.h"
+#include "schedule/csv_cells.h"
 
 #include <fmt/format.h>
 
@@ -48,12 +48,10 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
 // What letters stand for; no value for the cells that lower() puts in again.
 const std::map<std::string_view, std::optional<CsvLetters>>& known_letters() {
   static const std::map<std::string_view, std::optional<CsvLetters>> kLetters = {
-      {"F", CsvLetters::F},          {"B", CsvLetters::B},
-      {"I", CsvLetters::I},          {"W", CsvLetters::W},
-      {"BW", CsvLetters::BW},        {"OPTIMIZER_STEP", CsvLetters::step},
-      {"SEND_F", std::nullopt},      {"RECV_F", std::nullopt},
-      {"SEND_B", std::nullopt},      {"RECV_B", std::nullopt},
-      {"UNSHARD", std::nullopt},     {"RESHARD", std::nullopt},
+      {"F", CsvLetters::F},          {"B", CsvLetters::B},      {"I", CsvLetters::I},
+      {"W", CsvLetters::W},          {"BW", CsvLetters::BW},    {"OPTIMIZER_STEP", std::nullopt},
+      {"SEND_F", std::nullopt},      {"RECV_F", std::nullopt},  {"SEND_B", std::nullopt},
+      {"RECV_B", std::nullopt},      {"UNSHARD", std::nullopt}, {"RESHARD", std::nullopt},
       {"REDUCE_GRAD", std::nullopt},
   };
   return kLetters;

@@ -12,7 +12,7 @@ inline constexpr std::string_view kOverlapSuffix = "OVERLAP_F_B";
 
 // What the letters of a cell say. The two dialects give B two meanings, settled once the whole file
 // is read.
-enum class CsvLetters { F, B, I, W, BW, step };
+enum class CsvLetters { F, B, I, W, BW };
 
 struct CsvCell {
   std::string text;
