@@ -25,10 +25,11 @@ class Exchange {
   Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
            size_t message_bytes, Region& region);
 
-  // Transfers, on the channel's own stream. `slot` is the action's message. `gate` (may be null) must
-  // have been recorded for gate_tag.
-  void send(const schedule::SlotRef& slot, const Tag& tag);
-  void receive(const schedule::SlotRef& slot, const Tag& tag, const Event* gate, const Tag& gate_tag);
+  // Transfers, on the channel's own stream, with `started` and `ended` recorded around them. `slot`
+  // is the action's message. `gate` (may be null) must have been recorded for gate_tag.
+  void send(const schedule::SlotRef& slot, const Tag& tag, Event& started, Event& ended);
+  void receive(const schedule::SlotRef& slot, const Tag& tag, const Event* gate,
+               const Tag& gate_tag, Event& started, Event& ended);
 
   // A consumer on stream `compute`: waits until the message is there; frees the slot.
   const std::byte* begin_read(const schedule::SlotRef& slot, const Tag& tag, const Stream& compute);
@@ -37,25 +38,27 @@ class Exchange {
   std::byte* begin_write(const schedule::SlotRef& slot, const Stream& compute);
   void end_write(const schedule::SlotRef& slot, const Tag& tag, const Stream& compute);
 
-  // For the watchdog: the event that ends the last transfer of the slot; the first asynchronous
-  // error of any channel, or ncclSuccess.
-  const Event& transfer_end(const schedule::SlotRef& slot, bool is_send) const;
+  // The first asynchronous error of any channel, or ncclSuccess. For the watchdog.
   ncclResult_t async_error() const;
 
  private:
   struct Slot {
     std::byte* data = nullptr;
-    Event ready;
-    Event free;
+    Event ready;  // its content may be read
+    Event free;   // it may be overwritten
+    Tag content;  // what was last written
   };
   struct Edge {
     std::unique_ptr<Channel> channel;  // null for a hand-off inside the rank
     std::vector<Slot> outgoing;
     std::vector<Slot> incoming;
   };
-  Slot& writable(const schedule::SlotRef& slot);
+  void warm_up();
+  Edge& edge_of(const schedule::SlotRef& slot);
+  Slot& outgoing(const schedule::SlotRef& slot);
   Slot& readable(const schedule::SlotRef& slot);
 
+  Stream set_up_;
   size_t message_bytes_;
   std::vector<std::unique_ptr<Edge>> edges_;  // by channel index; null where this rank is no end
 };

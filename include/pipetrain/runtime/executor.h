@@ -1,9 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "pipetrain/model/stage.h"
@@ -22,35 +22,57 @@ struct StepHooks {
   std::function<void()> optimizer_step;
 };
 
-// Walks one rank's lowered list: the list is the program.
+// Walks one rank's lowered list: the list is the program. Nothing here allocates or waits.
 class Executor {
  public:
-  // `stages` maps the global stages that this rank holds. `watchdog` may be null. All arguments
-  // must outlive the executor.
+  enum class Mode { training, forward_only };  // forward_only: no activation is kept
+
+  // `rank` is the pipeline rank; `stages` maps the global stages that it holds. `watchdog` may be
+  // null. All arguments must outlive the executor.
   Executor(const schedule::LoweredSchedule& schedule, int rank, std::map<int, Stage*> stages,
-           Exchange& exchange, Pool& activations, Pool& gradients, const Stream& compute,
+           Exchange& exchange, Pool& activations, Pool& gradients, const Stream& compute, Mode mode,
            StepHooks hooks, Watchdog* watchdog);
 
-  // Submits one step; returns without waiting for it.
+  // Submits one step; returns without waiting for it. At most two steps may be in flight.
   void run_step(int64_t step);
 
-  // Events of the last submitted step that has ended. The host waits for its end.
-  RankTrace trace();
+  // Times of step `step`, one of the last two, which must have ended. Zero is the rank's start of
+  // the step.
+  RankTrace trace(int64_t step) const;
+  // Milliseconds from the rank's start of step `step` - 1 to that of `step`.
+  double milliseconds_between_starts(int64_t step) const;
 
  private:
-  void run(const schedule::LoweredAction& entry, size_t index);
+  // The events of a step; two sets, so that one step can be read while the next one runs.
+  struct StepEvents {
+    explicit StepEvents(size_t entries);
+    Event begin;
+    std::vector<Event> started;
+    std::vector<Event> ended;
+    size_t first_watchdog_item = 0;
+  };
+
+  void run(const schedule::LoweredAction& entry, Event& started, Event& ended);
+  void forward(const schedule::LoweredAction& entry, Event& started);
+  void backward(const schedule::LoweredAction& entry, Event& started);
+  void backward_weight(const schedule::LoweredAction& entry, Event& started);
+  std::string describe(const schedule::LoweredAction& entry) const;
+  StepEvents& events(int64_t step) { return events_[size_t(step % 2)]; }
+  const StepEvents& events(int64_t step) const { return events_[size_t(step % 2)]; }
+  Tag tag(const schedule::LoweredAction& entry) const;
 
   const schedule::LoweredSchedule& schedule_;
+  const std::vector<schedule::LoweredAction>& list_;
   int rank_;
   std::map<int, Stage*> stages_;
   Exchange& exchange_;
   Pool& activations_;
   Pool& gradients_;
   const Stream& compute_;
+  bool keep_;
   StepHooks hooks_;
   Watchdog* watchdog_;
-  std::vector<Event> started_;
-  std::vector<Event> ended_;
+  std::array<StepEvents, 2> events_;
   int64_t step_ = 0;
 };
 

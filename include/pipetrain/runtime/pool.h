@@ -20,6 +20,12 @@ class Pool {
   std::byte* use(int slot) const;
   void give_back(int slot);
 
+  // Peak in use as seen in the memory itself: poison() fills every slot with NaN before step 1,
+  // touched_slots() counts those whose first bytes were overwritten since. Both wait for the
+  // device.
+  void poison();
+  int touched_slots() const;
+
   int slots() const { return int(in_use_.size()); }
   size_t slot_bytes() const { return slot_bytes_; }
   std::byte* data() const { return data_; }

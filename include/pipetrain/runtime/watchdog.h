@@ -1,0 +1,90 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pipetrain/device/event.h"
+
+namespace pipetrain {
+
+// Ends the job when an action does not finish within its deadline, when a communicator reports an
+// error, or on SIGTERM. It runs on a thread of its own that only polls events; it never frees,
+// synchronises or calls MPI, so it works while everything else is stuck.
+//
+// NCCL itself never reports a peer that died on the same host: without this a job would wait for
+// ever.
+class Watchdog {
+ public:
+  // Called once on the watchdog's thread with the reason; must not return to normal work. The
+  // program prints and leaves with _exit(4).
+  using Expire = std::function<void(const std::string& reason)>;
+
+  Watchdog(std::chrono::duration<double> timeout, Expire expire);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  // Prints "pipetrain: <reason>" on standard error and calls _exit(4).
+  static Expire exit_process();
+
+  // Registers something that will be submitted again and again; returns its number. `text` says who
+  // does what and whom it waits for. Before the first submitted().
+  size_t add(const Event& end, std::string text);
+  // Called before a step reuses the events of the step before the last one, which has ended.
+  void begin_step();
+  // Item `number` was submitted: it has to be done within the deadline after all items submitted
+  // before it.
+  void submitted(size_t number);
+  // Polled beside the events: empty, or the asynchronous error of a communicator.
+  void set_error_probe(std::function<std::string()> probe);
+
+  // A deadline for what the host itself does, connecting say: from construction to destruction.
+  class HostPhase {
+   public:
+    HostPhase(Watchdog* watchdog, std::string text);  // null: no deadline
+    ~HostPhase();
+    HostPhase(const HostPhase&) = delete;
+    HostPhase& operator=(const HostPhase&) = delete;
+
+   private:
+    Watchdog* watchdog_;
+  };
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Item {
+    const Event* end = nullptr;
+    std::string text;
+  };
+
+  void poll();
+  void drop_ended();
+  std::string pending_items() const;
+
+  const std::chrono::duration<double> timeout_;
+  const Expire expire_;
+  mutable std::mutex mutex_;
+  std::vector<Item> items_;
+  std::vector<size_t> queue_;  // a ring of submitted items, oldest at head_
+  size_t head_ = 0;
+  size_t tail_ = 0;
+  Clock::time_point head_since_;
+  std::vector<std::pair<std::string, Clock::time_point>> phases_;
+  std::function<std::string()> error_probe_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// Requests that signals leave behind; process-wide.
+//   SIGTERM: the watchdog ends the job. SIGUSR1: training stops after the current step.
+void install_signal_handlers();
+bool termination_requested();
+bool stop_requested();
+
+}  // namespace pipetrain

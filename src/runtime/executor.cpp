@@ -1,0 +1,226 @@
+#include "pipetrain/runtime/executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+
+using schedule::Kind;
+using schedule::LoweredAction;
+
+Executor::StepEvents::StepEvents(size_t entries) : begin(Event::Timing::on) {
+  started.reserve(entries);
+  ended.reserve(entries);
+  for (size_t i = 0; i < entries; ++i) {
+    started.emplace_back(Event::Timing::on);
+    ended.emplace_back(Event::Timing::on);
+  }
+}
+
+Executor::Executor(const schedule::LoweredSchedule& schedule, int rank,
+                   std::map<int, Stage*> stages, Exchange& exchange, Pool& activations,
+                   Pool& gradients, const Stream& compute, Mode mode, StepHooks hooks,
+                   Watchdog* watchdog)
+    : schedule_(schedule),
+      list_(schedule.ranks.at(size_t(rank))),
+      rank_(rank),
+      stages_(std::move(stages)),
+      exchange_(exchange),
+      activations_(activations),
+      gradients_(gradients),
+      compute_(compute),
+      keep_(mode == Mode::training),
+      hooks_(std::move(hooks)),
+      watchdog_(watchdog),
+      events_{StepEvents(list_.size()), StepEvents(list_.size())} {
+  if (watchdog_ == nullptr) {
+    return;
+  }
+  for (StepEvents& events : events_) {
+    for (size_t i = 0; i < list_.size(); ++i) {
+      const size_t number = watchdog_->add(events.ended[i], describe(list_[i]));
+      if (i == 0) {
+        events.first_watchdog_item = number;
+      }
+    }
+  }
+}
+
+// What the watchdog prints: who does what, and whom it waits for.
+std::string Executor::describe(const LoweredAction& entry) const {
+  const schedule::Action& action = entry.action;
+  std::string text = fmt::format("rank {}: {} (stage {}, micro-batch {})", rank_,
+                                 schedule::to_string(action), action.stage, action.microbatch);
+  const auto channel = [&](const schedule::SlotRef& slot) -> const schedule::Channel& {
+    return schedule_.channels[size_t(slot.channel)];
+  };
+  if (is_send(action.kind)) {
+    text += fmt::format(" waits for rank {} to receive", channel(entry.message).destination);
+  } else if (is_receive(action.kind)) {
+    text += fmt::format(" waits for rank {} to send", channel(entry.message).source);
+  } else if (action.kind == Kind::optimizer_step) {
+    text =
+        fmt::format("rank {}: OPTIMIZER_STEP waits for the norms and losses of all ranks", rank_);
+  }
+  return text;
+}
+
+Tag Executor::tag(const LoweredAction& entry) const {
+  return {step_, entry.action.stage, entry.action.microbatch};
+}
+
+void Executor::run_step(int64_t step) {
+  step_ = step;
+  StepEvents& events = this->events(step);
+  if (watchdog_ != nullptr) {
+    watchdog_->begin_step();
+  }
+  events.begin.record(compute_, {step, -1, -1});
+  for (size_t i = 0; i < list_.size(); ++i) {
+    run(list_[i], events.started[i], events.ended[i]);
+    if (watchdog_ != nullptr) {
+      watchdog_->submitted(events.first_watchdog_item + i);
+    }
+  }
+}
+
+void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
+  const schedule::Action& action = entry.action;
+  // A message bears the tag of the action that made it.
+  const Tag from_previous = {step_, action.stage - 1, action.microbatch};
+  const Tag from_next = {step_, action.stage + 1, action.microbatch};
+  const Event* gate = nullptr;
+  Tag gate_tag;
+  if (entry.gate >= 0) {
+    gate = &events(step_).started[size_t(entry.gate)];
+    gate_tag = tag(list_[size_t(entry.gate)]);
+  }
+  switch (action.kind) {
+    case Kind::send_forward:
+    case Kind::send_backward:
+      exchange_.send(entry.message, tag(entry), started, ended);
+      return;
+    case Kind::receive_forward:
+      exchange_.receive(entry.message, from_previous, gate, gate_tag, started, ended);
+      return;
+    case Kind::receive_backward:
+      exchange_.receive(entry.message, from_next, gate, gate_tag, started, ended);
+      return;
+    case Kind::forward:
+      forward(entry, started);
+      break;
+    case Kind::backward:
+    case Kind::backward_input:
+      backward(entry, started);
+      break;
+    case Kind::backward_weight:
+      backward_weight(entry, started);
+      break;
+    case Kind::reduce_gradients:
+      started.record(compute_, tag(entry));
+      hooks_.reduce_gradients(action.stage);
+      break;
+    case Kind::optimizer_step:
+      started.record(compute_, tag(entry));
+      hooks_.optimizer_step();
+      break;
+  }
+  ended.record(compute_, tag(entry));
+}
+
+void Executor::forward(const LoweredAction& entry, Event& started) {
+  const schedule::Action& action = entry.action;
+  Stage& stage = *stages_.at(action.stage);
+  const Tag input_tag = {step_, action.stage - 1, action.microbatch};
+  std::byte* slot = activations_.take(entry.activation_slot);
+  const std::byte* input = nullptr;
+  if (entry.input.channel >= 0) {
+    input = exchange_.begin_read(entry.input, input_tag, compute_);
+  }
+  std::byte* output = nullptr;
+  if (entry.output.channel >= 0) {
+    output = exchange_.begin_write(entry.output, compute_);
+  }
+  started.record(compute_, tag(entry));
+  if (input != nullptr) {
+    stage.load_input(slot, input, compute_);
+    exchange_.end_read(entry.input, input_tag, compute_);
+  }
+  stage.forward(action.microbatch, slot, output, keep_, compute_);
+  if (output != nullptr) {
+    exchange_.end_write(entry.output, tag(entry), compute_);
+  }
+  if (!keep_) {
+    activations_.give_back(entry.activation_slot);
+  }
+}
+
+void Executor::backward(const LoweredAction& entry, Event& started) {
+  const schedule::Action& action = entry.action;
+  Stage& stage = *stages_.at(action.stage);
+  const bool whole = action.kind == Kind::backward;
+  const Tag gradient_tag = {step_, action.stage + 1, action.microbatch};
+  std::byte* slot = activations_.use(entry.activation_slot);
+  std::byte* gradient_slot = whole ? nullptr : gradients_.take(entry.gradient_slot);
+  const std::byte* output_gradient = nullptr;
+  if (entry.input.channel >= 0) {
+    output_gradient = exchange_.begin_read(entry.input, gradient_tag, compute_);
+  }
+  std::byte* input_gradient = nullptr;
+  if (entry.output.channel >= 0) {
+    input_gradient = exchange_.begin_write(entry.output, compute_);
+  }
+  started.record(compute_, tag(entry));
+  if (output_gradient != nullptr) {
+    stage.load_output_gradient(slot, gradient_slot, output_gradient, compute_);
+    exchange_.end_read(entry.input, gradient_tag, compute_);
+  }
+  if (whole) {
+    stage.backward(action.microbatch, slot, input_gradient, compute_);
+    activations_.give_back(entry.activation_slot);
+  } else {
+    stage.backward_input(action.microbatch, slot, gradient_slot, input_gradient, compute_);
+  }
+  if (input_gradient != nullptr) {
+    exchange_.end_write(entry.output, tag(entry), compute_);
+  }
+}
+
+void Executor::backward_weight(const LoweredAction& entry, Event& started) {
+  const schedule::Action& action = entry.action;
+  std::byte* slot = activations_.use(entry.activation_slot);
+  std::byte* gradient_slot = gradients_.use(entry.gradient_slot);
+  started.record(compute_, tag(entry));
+  stages_.at(action.stage)->backward_weight(action.microbatch, slot, gradient_slot, compute_);
+  gradients_.give_back(entry.gradient_slot);
+  activations_.give_back(entry.activation_slot);
+}
+
+RankTrace Executor::trace(int64_t step) const {
+  const StepEvents& events = this->events(step);
+  if (events.begin.tag().step != step) {
+    throw InternalError(fmt::format("executor: the times of step {} are gone", step));
+  }
+  RankTrace trace;
+  for (size_t i = 0; i < list_.size(); ++i) {
+    const schedule::Action& action = list_[i].action;
+    const schedule::Interval interval = {action, events.started[i].milliseconds_since(events.begin),
+                                         events.ended[i].milliseconds_since(events.begin)};
+    if (is_compute(action.kind)) {
+      trace.compute.push_back(interval);
+    } else if (is_send(action.kind) || is_receive(action.kind)) {
+      trace.transfers.push_back(interval);
+    }
+    trace.end_of_step = std::max(trace.end_of_step, interval.end);
+  }
+  return trace;
+}
+
+double Executor::milliseconds_between_starts(int64_t step) const {
+  return events(step).begin.milliseconds_since(events(step - 1).begin);
+}
+
+}  // namespace pipetrain

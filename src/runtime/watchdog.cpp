@@ -1,0 +1,160 @@
+#include "pipetrain/runtime/watchdog.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+
+namespace {
+
+constexpr auto poll_interval = std::chrono::milliseconds(20);
+constexpr size_t most_items_printed = 8;
+
+volatile sig_atomic_t sigterm_seen = 0;
+volatile sig_atomic_t sigusr1_seen = 0;
+
+}  // namespace
+
+void install_signal_handlers() {
+  struct sigaction action = {};
+  action.sa_flags = SA_RESTART;
+  action.sa_handler = [](int) { sigterm_seen = 1; };
+  sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = [](int) { sigusr1_seen = 1; };
+  sigaction(SIGUSR1, &action, nullptr);
+}
+
+bool termination_requested() {
+  return sigterm_seen != 0;
+}
+bool stop_requested() {
+  return sigusr1_seen != 0;
+}
+
+Watchdog::Expire Watchdog::exit_process() {
+  return [](const std::string& reason) {
+    const std::string line = "pipetrain: " + reason + "\n";
+    // write(2): stdio's lock may be held by a thread that is stuck.
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+    _exit(4);
+  };
+}
+
+Watchdog::Watchdog(std::chrono::duration<double> timeout, Expire expire)
+    : timeout_(timeout), expire_(std::move(expire)), queue_(1), head_since_(Clock::now()) {
+  thread_ = std::thread([this] {
+    while (!stop_) {
+      poll();
+      std::this_thread::sleep_for(poll_interval);
+    }
+  });
+}
+
+Watchdog::~Watchdog() {
+  stop_ = true;
+  thread_.join();
+}
+
+size_t Watchdog::add(const Event& end, std::string text) {
+  const std::lock_guard lock(mutex_);
+  items_.push_back({&end, std::move(text)});
+  // At most two steps are in flight, and every item is submitted once per step.
+  queue_.resize(2 * items_.size() + 1);
+  return items_.size() - 1;
+}
+
+void Watchdog::drop_ended() {
+  while (head_ != tail_ && items_[queue_[head_]].end->done()) {
+    head_ = (head_ + 1) % queue_.size();
+    head_since_ = Clock::now();
+  }
+}
+
+void Watchdog::begin_step() {
+  const std::lock_guard lock(mutex_);
+  drop_ended();
+}
+
+void Watchdog::submitted(size_t number) {
+  const std::lock_guard lock(mutex_);
+  if (head_ == tail_) {
+    head_since_ = Clock::now();
+  }
+  queue_[tail_] = number;
+  tail_ = (tail_ + 1) % queue_.size();
+  if (tail_ == head_) {
+    throw InternalError("watchdog: more than two steps are in flight");
+  }
+}
+
+void Watchdog::set_error_probe(std::function<std::string()> probe) {
+  const std::lock_guard lock(mutex_);
+  error_probe_ = std::move(probe);
+}
+
+std::string Watchdog::pending_items() const {
+  std::string text;
+  size_t printed = 0;
+  size_t left = 0;
+  for (size_t i = head_; i != tail_; i = (i + 1) % queue_.size()) {
+    const Item& item = items_[queue_[i]];
+    if (item.end->done()) {
+      continue;
+    }
+    if (printed == most_items_printed) {
+      ++left;
+      continue;
+    }
+    text += (printed == 0 ? "" : "; then ") + item.text;
+    ++printed;
+  }
+  return left == 0 ? text : fmt::format("{}; and {} more", text, left);
+}
+
+void Watchdog::poll() {
+  const std::lock_guard lock(mutex_);
+  drop_ended();
+  const Clock::time_point now = Clock::now();
+  std::string reason;
+  if (termination_requested()) {
+    reason = "SIGTERM: ended";
+    if (!phases_.empty()) {
+      reason += " while " + phases_.back().first;
+    } else if (head_ != tail_) {
+      reason += "; not finished: " + pending_items();
+    }
+  } else if (error_probe_) {
+    reason = error_probe_();
+  }
+  if (reason.empty() && head_ != tail_ && now - head_since_ > timeout_) {
+    reason =
+        fmt::format("no progress for {:g} s (--timeout): {}", timeout_.count(), pending_items());
+  }
+  if (reason.empty() && !phases_.empty() && now - phases_.back().second > timeout_) {
+    reason = fmt::format("no progress for {:g} s (--timeout) while {}", timeout_.count(),
+                         phases_.back().first);
+  }
+  if (!reason.empty()) {
+    expire_(reason);
+    stop_ = true;
+  }
+}
+
+Watchdog::HostPhase::HostPhase(Watchdog* watchdog, std::string text) : watchdog_(watchdog) {
+  if (watchdog_ != nullptr) {
+    const std::lock_guard lock(watchdog_->mutex_);
+    watchdog_->phases_.emplace_back(std::move(text), Clock::now());
+  }
+}
+
+Watchdog::HostPhase::~HostPhase() {
+  if (watchdog_ != nullptr) {
+    const std::lock_guard lock(watchdog_->mutex_);
+    watchdog_->phases_.pop_back();
+  }
+}
+
+}  // namespace pipetrain
