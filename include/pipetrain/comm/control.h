@@ -9,8 +9,8 @@
 namespace pipetrain {
 
 // Control data between all ranks of a job, at start and end: never tensors of a step. By MPI, or by
-// threads of one process for tests. Collective calls are made by all ranks in the same order.
-// Waiting sleeps.
+// threads of one process for tests. Collective calls are made by all ranks in the same order, each
+// rank's from one thread at a time. Waiting sleeps; sizes are not limited.
 class Control {
  public:
   virtual ~Control() = default;
@@ -26,18 +26,26 @@ class Control {
   virtual void broadcast(std::vector<std::byte>& data, int root) = 0;
   // One entry per rank, in rank order, on root; empty elsewhere.
   virtual std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root) = 0;
+  // In order between two ranks. May wait until the destination receives.
   virtual void send(std::span<const std::byte> data, int destination) = 0;
   virtual std::vector<std::byte> receive(int source) = 0;
 
   // Throws UsageError on every rank when `value` differs between ranks; `what` names it.
   void require_equal(const std::string& value, const std::string& what);
+  // The text of root, on all ranks.
   std::string broadcast(const std::string& text, int root);
 };
 
-// Initialises MPI (and finalises it when destroyed). Throws UsageError when N jobs of one rank run
-// although several ranks were started (srun without PMI: size 1 with SLURM_NTASKS > 1).
+// Initialises MPI (and finalises it when destroyed, unless an exception is in flight: the others
+// would be waited for). Throws UsageError when N jobs of one rank run although several ranks were
+// started (srun without PMIx: size 1 with SLURM_NTASKS > 1). At most one at a time.
 std::unique_ptr<Control> make_mpi_control();
 std::string mpi_library_version();
+
+// The end of a rank that failed: flushes standard output and error and leaves the process at once.
+// Nothing is freed, synchronised or finalised, for any of these may wait for a peer. mpirun then
+// ends the other ranks and returns `code`, which must not be 0.
+[[noreturn]] void end_job(int code);
 
 // `ranks` controls, one per thread, connected with each other. If one of the threads calls abort()
 // on the group (a test's rank has thrown), every waiting call throws PeerLost.

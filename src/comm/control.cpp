@@ -1,0 +1,62 @@
+#include "pipetrain/comm/control.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+std::string text_of(std::span<const std::byte> data) {
+  return {reinterpret_cast<const char*>(data.data()), data.size()};
+}
+
+std::string shortened(const std::string& text) {
+  constexpr size_t most = 200;
+  return text.size() <= most ? text : text.substr(0, most) + "...";
+}
+
+// What rank 0 finds: empty when all are equal.
+std::string differences(const std::vector<std::vector<std::byte>>& values,
+                        const std::string& what) {
+  for (size_t rank = 1; rank < values.size(); ++rank) {
+    if (values[rank] != values[0]) {
+      return fmt::format(
+          "{} must be equal on all ranks, but rank 0 has '{}' and rank {} has '{}'; start all "
+          "ranks with the same flags and files",
+          what, shortened(text_of(values[0])), rank, shortened(text_of(values[rank])));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void Control::require_equal(const std::string& value, const std::string& what) {
+  const std::string problem = broadcast(differences(gather(bytes_of(value), 0), what), 0);
+  if (!problem.empty()) {
+    throw UsageError(problem);
+  }
+}
+
+std::string Control::broadcast(const std::string& text, int root) {
+  const std::span<const std::byte> bytes = bytes_of(text);
+  std::vector<std::byte> data(bytes.begin(), bytes.end());
+  broadcast(data, root);
+  return text_of(data);
+}
+
+void end_job(int code) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  _exit(code);
+}
+
+}  // namespace pipetrain

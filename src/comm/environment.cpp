@@ -1,0 +1,52 @@
+#include "pipetrain/comm/environment.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+namespace {
+
+// The nearest launcher comes first: mpirun inside an allocation of four tasks may well start one
+// rank. Open MPI, then MPICH and its relatives, then a step of srun, then Slurm's allocation.
+constexpr std::array launcher_variables = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                           "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"};
+
+// The variable that counts, or nullptr.
+const char* launcher_variable() {
+  for (const char* name : launcher_variables) {
+    if (std::getenv(name) != nullptr) {
+      return name;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void set_environment() {
+  constexpr int keep = 0;
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", keep);
+  setenv("CUDA_MODULE_LOADING", "EAGER", keep);
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", keep);
+}
+
+int ranks_started() {
+  const char* name = launcher_variable();
+  return name == nullptr ? 0 : std::atoi(std::getenv(name));
+}
+
+void refuse_jobs_of_one_rank(int mpi_ranks) {
+  if (mpi_ranks == 1 && ranks_started() > 1) {
+    throw UsageError(fmt::format(
+        "{} ranks were started ({}), but MPI connects only one: the launcher does not fit the MPI "
+        "library. Start with mpirun of the same MPI, or with srun --mpi=pmix",
+        ranks_started(), launcher_variable()));
+  }
+}
+
+}  // namespace pipetrain

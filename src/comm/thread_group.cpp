@@ -1,0 +1,142 @@
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "pipetrain/comm/control.h"
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+namespace {
+
+using Message = std::vector<std::byte>;
+
+enum class Kind { point_to_point, collective };
+
+// What the threads share: queues of messages and a barrier.
+class Exchange {
+ public:
+  explicit Exchange(int ranks) : ranks_(ranks) {}
+
+  int ranks() const { return ranks_; }
+
+  void send(Kind kind, int source, int destination, std::span<const std::byte> data) {
+    const std::lock_guard lock(mutex_);
+    queues_[{kind, source, destination}].emplace_back(data.begin(), data.end());
+    changed_.notify_all();
+  }
+
+  Message receive(Kind kind, int source, int destination) {
+    std::unique_lock lock(mutex_);
+    std::deque<Message>& queue = queues_[{kind, source, destination}];
+    wait(lock, [&] { return !queue.empty(); });
+    Message message = std::move(queue.front());
+    queue.pop_front();
+    return message;
+  }
+
+  void barrier() {
+    std::unique_lock lock(mutex_);
+    const size_t round = barriers_ended_;
+    if (++waiting_ == ranks_) {
+      waiting_ = 0;
+      ++barriers_ended_;
+      changed_.notify_all();
+    }
+    wait(lock, [&] { return barriers_ended_ != round; });
+  }
+
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  template <typename Condition>
+  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition) {
+    changed_.wait(lock, [&] { return aborted_ || condition(); });
+    if (!condition()) {
+      throw PeerLost("another rank of this group of threads has failed");
+    }
+  }
+
+  const int ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::tuple<Kind, int, int>, std::deque<Message>> queues_;
+  int waiting_ = 0;
+  size_t barriers_ended_ = 0;
+  bool aborted_ = false;
+};
+
+class ThreadControl final : public Control {
+ public:
+  ThreadControl(Exchange& exchange, int rank) : exchange_(exchange), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return exchange_.ranks(); }
+  int local_rank() const override { return rank_; }
+  int local_size() const override { return size(); }
+
+  void barrier() override { exchange_.barrier(); }
+
+  void broadcast(std::vector<std::byte>& data, int root) override {
+    if (rank_ != root) {
+      data = exchange_.receive(Kind::collective, root, rank_);
+      return;
+    }
+    for (int destination = 0; destination < size(); ++destination) {
+      if (destination != root) {
+        exchange_.send(Kind::collective, root, destination, data);
+      }
+    }
+  }
+
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root) override {
+    exchange_.send(Kind::collective, rank_, root, data);
+    std::vector<Message> all;
+    for (int source = 0; rank_ == root && source < size(); ++source) {
+      all.push_back(exchange_.receive(Kind::collective, source, root));
+    }
+    return all;
+  }
+
+  void send(std::span<const std::byte> data, int destination) override {
+    exchange_.send(Kind::point_to_point, rank_, destination, data);
+  }
+
+  std::vector<std::byte> receive(int source) override {
+    return exchange_.receive(Kind::point_to_point, source, rank_);
+  }
+
+ private:
+  Exchange& exchange_;
+  int rank_;
+};
+
+}  // namespace
+
+struct ThreadGroup::State {
+  explicit State(int ranks) : exchange(ranks) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      controls.emplace_back(exchange, rank);
+    }
+  }
+  Exchange exchange;
+  std::deque<ThreadControl> controls;
+};
+
+ThreadGroup::ThreadGroup(int ranks) : state_(std::make_unique<State>(ranks)) {}
+ThreadGroup::~ThreadGroup() = default;
+Control& ThreadGroup::control(int rank) {
+  return state_->controls.at(size_t(rank));
+}
+void ThreadGroup::abort() {
+  state_->exchange.abort();
+}
+
+}  // namespace pipetrain
