@@ -1,7 +1,6 @@
 #include "pipetrain/runtime/exchange.h"
 
-#include <algorithm>
-
+#include "pipetrain/comm/warm_up.h"
 #include "pipetrain/error.h"
 
 namespace pipetrain {
@@ -9,7 +8,6 @@ namespace pipetrain {
 namespace {
 
 constexpr Tag never_used = {0, -1, -1};
-constexpr size_t tiny_message = 16;  // bytes
 
 }  // namespace
 
@@ -24,76 +22,73 @@ size_t Exchange::bytes(const schedule::LoweredSchedule& schedule, int rank, size
 
 Exchange::Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
                    size_t message_bytes, Region& region)
-    : message_bytes_(message_bytes) {
+    : message_bytes_(message_bytes), ends_(schedule.channels.size()) {
   const int rank = grid.pipeline_rank();
-  const auto make_slots = [&](int count, const Stream& stream) {
+  const auto make_slots = [&](int count) {
     std::vector<Slot> slots;
     for (int i = 0; i < count; ++i) {
       slots.push_back({region.take_bytes(message_bytes), Event(), Event(), never_used});
-      slots.back().free.record(stream, never_used);
+      slots.back().free.record(set_up_, never_used);
     }
     return slots;
   };
-  for (const schedule::Channel& channel : schedule.channels) {
-    edges_.push_back(nullptr);
-    if (channel.source != rank && channel.destination != rank) {
-      continue;
-    }
-    edges_.back() = std::make_unique<Edge>();
-    Edge& edge = *edges_.back();
+  std::vector<Edge> edges;
+  std::vector<size_t> channel_of_edge;
+  for (size_t i = 0; i < schedule.channels.size(); ++i) {
+    const schedule::Channel& channel = schedule.channels[i];
     if (channel.source != channel.destination) {
-      edge.channel = std::make_unique<Channel>(control, grid.peer(channel.source),
-                                               grid.peer(channel.destination));
+      edges.push_back({channel.source, channel.destination});
+      channel_of_edge.push_back(i);
     }
-    const Stream& stream = edge.channel ? edge.channel->stream() : set_up_;
+    if (channel.source == rank || channel.destination == rank) {
+      ends_[i] = std::make_unique<End>();
+    }
     if (channel.source == rank) {
-      edge.outgoing = make_slots(channel.outgoing_slots, stream);
+      ends_[i]->outgoing = make_slots(channel.outgoing_slots);
     }
     if (channel.destination == rank) {
-      edge.incoming = make_slots(channel.incoming_slots, stream);
+      ends_[i]->incoming = make_slots(channel.incoming_slots);
     }
   }
-  warm_up();
-}
+  set_up_.synchronize();
 
-// Every rank passes its channels in the same global order, so that the blocking first use of one
-// cannot wait in a circle.
-void Exchange::warm_up() {
-  for (const std::unique_ptr<Edge>& edge : edges_) {
-    if (!edge || !edge->channel) {
-      continue;
-    }
-    for (const size_t bytes : {std::min(tiny_message, message_bytes_), message_bytes_}) {
-      if (edge->channel->is_source()) {
-        edge->channel->send(edge->outgoing.front().data, bytes);
-      } else {
-        edge->channel->receive(edge->incoming.front().data, bytes);
+  // All ranks pass the channels in the same rounds: the first use of one waits on the host for its
+  // peer.
+  const std::shared_ptr<Stream> one_stream =
+      transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr;
+  for (const std::vector<size_t>& round : pairing_rounds(edges)) {
+    for (const size_t edge : round) {
+      End* end = ends_[channel_of_edge[edge]].get();
+      if (end != nullptr) {
+        end->channel = std::make_unique<Channel>(control, grid.peer(edges[edge].source),
+                                                 grid.peer(edges[edge].destination), one_stream);
+        const std::vector<Slot>& slots = end->channel->is_source() ? end->outgoing : end->incoming;
+        warm_up(*end->channel, slots.front().data, message_bytes);
       }
     }
-    edge->channel->stream().synchronize();
   }
 }
 
-Exchange::Edge& Exchange::edge_of(const schedule::SlotRef& slot) {
-  if (slot.channel < 0 || size_t(slot.channel) >= edges_.size() || !edges_[size_t(slot.channel)]) {
+Exchange::End& Exchange::end_of(const schedule::SlotRef& slot) {
+  if (slot.channel < 0 || size_t(slot.channel) >= ends_.size() || !ends_[size_t(slot.channel)]) {
     throw InternalError("exchange: this rank is no end of the channel");
   }
-  return *edges_[size_t(slot.channel)];
+  return *ends_[size_t(slot.channel)];
 }
 
 Exchange::Slot& Exchange::outgoing(const schedule::SlotRef& slot) {
-  return edge_of(slot).outgoing.at(size_t(slot.slot));
+  return end_of(slot).outgoing.at(size_t(slot.slot));
 }
 
 // What a consumer reads: a hand-off inside the rank has outgoing slots only.
 Exchange::Slot& Exchange::readable(const schedule::SlotRef& slot) {
-  Edge& edge = edge_of(slot);
-  return (edge.channel ? edge.incoming : edge.outgoing).at(size_t(slot.slot));
+  End& end = end_of(slot);
+  return (end.channel ? end.incoming : end.outgoing).at(size_t(slot.slot));
 }
 
 void Exchange::send(const schedule::SlotRef& ref, const Tag& tag, Event& started, Event& ended) {
   Slot& slot = outgoing(ref);
-  Channel& channel = *edge_of(ref).channel;
+  Channel& channel = *end_of(ref).channel;
   slot.ready.wait(channel.stream(), tag);
   started.record(channel.stream(), tag);
   channel.send(slot.data, message_bytes_);
@@ -104,7 +99,7 @@ void Exchange::send(const schedule::SlotRef& ref, const Tag& tag, Event& started
 void Exchange::receive(const schedule::SlotRef& ref, const Tag& tag, const Event* gate,
                        const Tag& gate_tag, Event& started, Event& ended) {
   Slot& slot = readable(ref);
-  Channel& channel = *edge_of(ref).channel;
+  Channel& channel = *end_of(ref).channel;
   slot.free.wait(channel.stream(), slot.content);
   if (gate != nullptr) {
     gate->wait(channel.stream(), gate_tag);
@@ -140,9 +135,9 @@ void Exchange::end_write(const schedule::SlotRef& ref, const Tag& tag, const Str
 }
 
 ncclResult_t Exchange::async_error() const {
-  for (const std::unique_ptr<Edge>& edge : edges_) {
-    if (edge && edge->channel) {
-      if (const ncclResult_t result = edge->channel->async_error(); result != ncclSuccess) {
+  for (const std::unique_ptr<End>& end : ends_) {
+    if (end && end->channel) {
+      if (const ncclResult_t result = end->channel->async_error(); result != ncclSuccess) {
         return result;
       }
     }

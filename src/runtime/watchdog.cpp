@@ -116,7 +116,20 @@ std::string Watchdog::pending_items() const {
 
 void Watchdog::poll() {
   const std::lock_guard lock(mutex_);
-  drop_ended();
+  std::string reason;
+  try {
+    drop_ended();
+    reason = verdict();
+  } catch (const Error& error) {  // the device itself failed
+    reason = error.what();
+  }
+  if (!reason.empty()) {
+    expire_(reason);
+    stop_ = true;
+  }
+}
+
+std::string Watchdog::verdict() const {
   const Clock::time_point now = Clock::now();
   std::string reason;
   if (termination_requested()) {
@@ -137,10 +150,7 @@ void Watchdog::poll() {
     reason = fmt::format("no progress for {:g} s (--timeout) while {}", timeout_.count(),
                          phases_.back().first);
   }
-  if (!reason.empty()) {
-    expire_(reason);
-    stop_ = true;
-  }
+  return reason;
 }
 
 Watchdog::HostPhase::HostPhase(Watchdog* watchdog, std::string text) : watchdog_(watchdog) {

@@ -48,19 +48,18 @@ class Exchange {
     Event free;   // it may be overwritten
     Tag content;  // what was last written
   };
-  struct Edge {
+  struct End {
     std::unique_ptr<Channel> channel;  // null for a hand-off inside the rank
     std::vector<Slot> outgoing;
     std::vector<Slot> incoming;
   };
-  void warm_up();
-  Edge& edge_of(const schedule::SlotRef& slot);
+  End& end_of(const schedule::SlotRef& slot);
   Slot& outgoing(const schedule::SlotRef& slot);
   Slot& readable(const schedule::SlotRef& slot);
 
   Stream set_up_;
   size_t message_bytes_;
-  std::vector<std::unique_ptr<Edge>> edges_;  // by channel index; null where this rank is no end
+  std::vector<std::unique_ptr<End>> ends_;  // by channel index; null where this rank is no end
 };
 
 }  // namespace pipetrain

@@ -65,6 +65,7 @@ class Watchdog {
 
   void poll();
   void drop_ended();
+  std::string verdict() const;  // empty: all is well
   std::string pending_items() const;
 
   const std::chrono::duration<double> timeout_;
