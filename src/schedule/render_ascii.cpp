@@ -107,34 +107,49 @@ void draw_actions(Row& row, const RankTimeline& rank, double scale, bool colour)
   }
 }
 
-// A column shows what ran, or that nothing did, for the largest part of it.
+// Columns wider than an action. Of what happens in a column it shows what has been shown least so
+// far for the time it took, so that kinds and idle time are in proportion everywhere.
 void draw_bins(Row& row, const RankTimeline& rank, double scale, bool colour) {
-  std::vector<std::vector<std::pair<Column, double>>> shares(row.size());
-  std::vector<double> idle(row.size(), 1.0);
-  for (const Block& block : rank.blocks) {
-    const auto [start, end] = drawn_part(block);
-    const Column column = column_of(block);
-    for (size_t i = size_t(start * scale); i < row.size() && double(i) < end * scale; ++i) {
-      const double part = std::min(end * scale, double(i) + 1) - std::max(start * scale, double(i));
-      idle[i] -= part;
-      auto found = std::find_if(shares[i].begin(), shares[i].end(), [&](const auto& share) {
-        return share.first.text == column.text && share.first.background == column.background;
-      });
-      if (found == shares[i].end()) {
-        found = shares[i].insert(shares[i].end(), {column, 0});
-      }
-      found->second += part;
-    }
-  }
+  struct Share {
+    Column column;
+    double owed = 0;  // columns not shown yet
+    double here = 0;  // of the current column
+  };
+  std::vector<Share> shares(1);  // the first is idle time
+  size_t block = 0;
   for (size_t i = 0; i < row.size(); ++i) {
-    double largest = idle[i];
-    for (const auto& [column, part] : shares[i]) {
-      if (part > largest + 1e-9) {
-        largest = part;
-        row[i] = column;
-        row[i].text = colour ? ' ' : column.text;
+    for (Share& share : shares) {
+      share.here = 0;
+    }
+    shares.front().here = 1;
+    for (; block < rank.blocks.size(); ++block) {
+      const auto [start, end] = drawn_part(rank.blocks[block]);
+      const double part = std::min(end * scale, double(i) + 1) - std::max(start * scale, double(i));
+      if (part > 0) {
+        const Column column = column_of(rank.blocks[block]);
+        auto found = std::find_if(shares.begin() + 1, shares.end(), [&](const Share& share) {
+          return share.column.text == column.text && share.column.background == column.background;
+        });
+        if (found == shares.end()) {
+          found = shares.insert(shares.end(), {column, 0, 0});
+        }
+        found->here += part;
+        shares.front().here -= part;
+      }
+      if (end * scale > double(i) + 1) {
+        break;  // the next column has the rest
       }
     }
+    Share* most = nullptr;
+    for (Share& share : shares) {
+      share.owed += share.here;
+      if (share.here > 1e-9 && (most == nullptr || share.owed > most->owed + 1e-9)) {
+        most = &share;
+      }
+    }
+    most->owed -= 1;
+    row[i] = most->column;
+    row[i].text = colour ? ' ' : row[i].text;
   }
 }
 
