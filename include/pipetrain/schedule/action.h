@@ -19,7 +19,8 @@ enum class Kind {
   optimizer_step,    // OPTIMIZER_STEP: stage and microbatch are unused (pipedream: the stage's)
 };
 
-bool is_compute(Kind kind);  // F, B, I or W
+bool is_compute(Kind kind);   // F, B, I or W
+bool is_backward(Kind kind);  // B or I: what yields the gradient of the stage's input
 bool is_send(Kind kind);
 bool is_receive(Kind kind);
 

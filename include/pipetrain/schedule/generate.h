@@ -23,4 +23,13 @@ std::vector<std::string> schedule_names();
 // flag for what the schedule refuses.
 Schedule generate(const Request& request);
 
+// The forwards of a schedule, without overlapped pairs: evaluation and generation with the same
+// placement and number of micro-batches.
+Schedule forwards_of(const Schedule& schedule);
+
+// A forward-only schedule of any number of micro-batches for ranks that hold the stages of
+// `placement`. Its placement is the same, but loop where `placement` is mirrored (one copy of every
+// stage is enough).
+Schedule generate_forward_only(const Placement& placement, int microbatches);
+
 }  // namespace pipetrain::schedule

@@ -5,7 +5,8 @@ namespace pipetrain::schedule {
 // Which rank owns which stage.
 //   loop      stage s on rank s mod p (v = 1: one stage per rank)
 //   v         v = 2: stages r and 2p-1-r on rank r; v > 2: up and down again
-//   mirrored  micro-batches < m/2: stage s on rank s; the rest: stage s on rank p-1-s, so every rank
+//   mirrored  micro-batches < m/2: stage s on rank s; the rest: stage s on rank p-1-s, so every
+//   rank
 //             holds the parameters of two stages
 class Placement {
  public:
@@ -17,7 +18,7 @@ class Placement {
 
   Kind kind() const { return kind_; }
   int ranks() const { return ranks_; }
-  int chunks() const { return chunks_; }          // v: stages per rank and direction
+  int chunks() const { return chunks_; }           // v: stages per rank and direction
   int stages() const { return ranks_ * chunks_; }  // p*v
   int microbatches() const { return microbatches_; }
 

@@ -8,12 +8,22 @@
 
 namespace pipetrain::schedule {
 
+// When the weights change. An asynchronous schedule keeps several versions of them.
+enum class Update {
+  step,            // once, after all backwards of the step
+  every_backward,  // pipedream: a stage after each of its backwards
+  delayed,         // pipedream-2bw: once per step, applied with a delay of one
+};
+
 // A compute-only schedule: what a generator returns, what CSV files hold, what plan draws.
 // `ranks[r]` is rank r's list of F, B, I and W in execution order.
 struct Schedule {
   std::string name;
   Placement placement;
   std::vector<std::vector<Action>> ranks;
+  Update update = Update::step;
+  bool forward_only = false;               // there are no backwards: evaluation, generation
+  std::vector<std::string> warnings = {};  // of the generator; validate() hands them on
 };
 
 // A buffer of a channel. channel < 0: there is none (the input of stage 0, say).
@@ -74,6 +84,8 @@ struct LoweredSchedule {
     int index = 0;
   };
   std::vector<Position> order;
+  Update update = Update::step;
+  bool forward_only = false;
 };
 
 }  // namespace pipetrain::schedule

@@ -29,11 +29,11 @@ struct Interval {
 };
 
 struct RankResult {
-  std::vector<Interval> intervals;  // compute entries in list order
-  double busy = 0;
-  double idle = 0;              // makespan - busy
-  int peak_chunks = 0;          // chunks between F and their B or W
-  double peak_activations = 0;  // in rank shares, pending W counted with weight_memory
+  std::vector<Interval> intervals;  // F, B, I and W in list order
+  double busy = 0;                  // reductions and optimizer steps of a lowered list included
+  double idle = 0;                  // makespan - busy
+  int peak_chunks = 0;              // chunks between F and their B or W
+  double peak_activations = 0;      // in rank shares, pending W counted with weight_memory
   int weight_versions = 1;
 };
 
@@ -57,7 +57,14 @@ struct Simulation {
 // action when the lists deadlock.
 Simulation simulate(const Schedule& schedule, const Costs& costs);
 
-// The same for the lowered list, with slots, gates, FIFO links and rendezvous sends.
-Simulation simulate(const LoweredSchedule& schedule, const Costs& costs);
+// How the transfers of one rank share its links: side by side, or one at a time in list order (a
+// full serialisation, which every schedule must survive).
+enum class Links { parallel, one_at_a_time };
+
+// The same for the lowered list, with slots, gates, FIFO links and rendezvous sends: a transfer
+// starts when its producer has ended, its gate has started and both slots are free; it keeps its
+// link busy for `transfer` and frees the outgoing slot when the data has arrived.
+Simulation simulate(const LoweredSchedule& schedule, const Costs& costs,
+                    Links links = Links::parallel);
 
 }  // namespace pipetrain::schedule

@@ -1,0 +1,32 @@
+#include "schedule/walk.h"
+
+#include <fmt/format.h>
+
+namespace pipetrain::schedule {
+
+std::string describe_deadlock(const std::vector<Wait>& waits) {
+  const auto of_rank = [&](int rank) {
+    return std::find_if(waits.begin(), waits.end(), [&](const Wait& w) { return w.rank == rank; });
+  };
+  std::vector<int> chain;
+  int rank = waits.front().rank;
+  while (of_rank(rank) != waits.end() &&
+         std::find(chain.begin(), chain.end(), rank) == chain.end()) {
+    chain.push_back(rank);
+    rank = of_rank(rank)->needs_rank;
+  }
+  const auto circle = std::find(chain.begin(), chain.end(), rank);
+  if (circle != chain.end()) {
+    chain.erase(chain.begin(), circle);
+  }
+  std::string text;
+  for (const int link : chain) {
+    const Wait& wait = *of_rank(link);
+    text += fmt::format("{}rank {}, position {}: {} waits for {} of rank {}",
+                        text.empty() ? "" : "; ", wait.rank, wait.position, to_string(wait.action),
+                        to_string(wait.needs), wait.needs_rank);
+  }
+  return text;
+}
+
+}  // namespace pipetrain::schedule
