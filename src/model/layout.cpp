@@ -1,0 +1,70 @@
+#include "model/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+
+SlotLayout::SlotLayout(const std::vector<LayoutRow>& rows) {
+  for (const LayoutRow& row : rows) {
+    const size_t stride = aligned(row.bytes);
+    rows_.push_back({bytes_, stride, row.count});
+    bytes_ += static_cast<size_t>(row.count) * stride;
+  }
+}
+
+size_t SlotLayout::offset(int row, int index) const {
+  const Row& found = rows_.at(static_cast<size_t>(row));
+  if (index < 0 || index >= found.count) {
+    throw InternalError(
+        fmt::format("row {} of a slot holds {} tensors, not number {}", row, found.count, index));
+  }
+  return found.start + static_cast<size_t>(index) * found.stride;
+}
+
+std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
+                                         Precision precision, const StageLayers& layers) {
+  const size_t hidden = message_bytes(config, shape, precision);
+  const size_t statistics = static_cast<size_t>(shape.rows()) * static_cast<size_t>(config.heads) *
+                            accumulator_bytes(precision);
+  return {
+      {"block input", hidden, std::max(layers.layers, 1)},
+      {"qkv", 3 * hidden, layers.layers},
+      {"attention output", hidden, layers.layers},
+      {"middle residual", hidden, layers.layers},
+      {"fc", 4 * hidden, layers.layers},
+      {"log-sum-exp", statistics, layers.layers},
+      {"hidden gradient", hidden, layers.head ? 1 : 0},
+  };
+}
+
+std::vector<LayoutRow> gradient_layout(const GptConfig& config, const MicrobatchShape& shape,
+                                       Precision precision, const StageLayers& layers) {
+  const size_t hidden = message_bytes(config, shape, precision);
+  const int outputs = layers.head ? std::max(layers.layers - 1, 0) : std::max(layers.layers, 1);
+  return {
+      {"gradient of the block output", hidden, outputs},
+      {"gradient of the middle residual", hidden, layers.layers},
+      {"gradient of fc", 4 * hidden, layers.layers},
+  };
+}
+
+size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
+                             Precision precision, const StageLayers& layers) {
+  return SlotLayout(activation_layout(config, shape, precision, layers)).bytes();
+}
+
+size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
+                           Precision precision, const StageLayers& layers) {
+  return SlotLayout(gradient_layout(config, shape, precision, layers)).bytes();
+}
+
+size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision) {
+  return static_cast<size_t>(shape.rows()) * static_cast<size_t>(config.hidden) *
+         element_bytes(precision);
+}
+
+}  // namespace pipetrain
