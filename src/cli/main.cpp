@@ -1,1 +1,5 @@
-int main() { return 0; }
+#include "pipetrain/cli/run.h"
+
+int main(int argc, char** argv) {
+  return pipetrain::run(argc, argv);
+}

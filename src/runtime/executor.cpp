@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "pipetrain/error.h"
 
@@ -36,6 +37,7 @@ Executor::Executor(const schedule::LoweredSchedule& schedule, int rank,
       hooks_(std::move(hooks)),
       watchdog_(watchdog),
       events_{StepEvents(list_.size()), StepEvents(list_.size())} {
+  set_clock();
   if (watchdog_ == nullptr) {
     return;
   }
@@ -199,12 +201,20 @@ void Executor::backward_weight(const LoweredAction& entry, Event& started) {
   activations_.give_back(entry.activation_slot);
 }
 
+void Executor::set_clock() {
+  clock_.record(compute_, {});
+  clock_.synchronize();
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  clock_seconds_ = std::chrono::duration<double>(now).count();
+}
+
 RankTrace Executor::trace(int64_t step) const {
   const StepEvents& events = this->events(step);
   if (events.begin.tag().step != step) {
     throw InternalError(fmt::format("executor: the times of step {} are gone", step));
   }
   RankTrace trace;
+  trace.start = clock_seconds_ + events.begin.milliseconds_since(clock_) / 1000;
   for (size_t i = 0; i < list_.size(); ++i) {
     const schedule::Action& action = list_[i].action;
     const schedule::Interval interval = {action, events.started[i].milliseconds_since(events.begin),
@@ -217,10 +227,6 @@ RankTrace Executor::trace(int64_t step) const {
     trace.end_of_step = std::max(trace.end_of_step, interval.end);
   }
   return trace;
-}
-
-double Executor::milliseconds_between_starts(int64_t step) const {
-  return events(step).begin.milliseconds_since(events(step - 1).begin);
 }
 
 }  // namespace pipetrain

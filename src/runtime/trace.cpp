@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "pipetrain/error.h"
 
@@ -26,7 +27,8 @@ double RankTrace::compute_end() const {
 std::vector<std::byte> serialize(const RankTrace& trace) {
   static_assert(std::is_trivially_copyable_v<schedule::Interval>);
   const size_t counts[2] = {trace.compute.size(), trace.transfers.size()};
-  std::vector<std::byte> bytes(sizeof(counts) + sizeof(double) +
+  const double times[2] = {trace.start, trace.end_of_step};
+  std::vector<std::byte> bytes(sizeof(counts) + sizeof(times) +
                                (counts[0] + counts[1]) * sizeof(schedule::Interval));
   std::byte* out = bytes.data();
   const auto put = [&](const void* data, size_t size) {
@@ -36,7 +38,7 @@ std::vector<std::byte> serialize(const RankTrace& trace) {
     }
   };
   put(counts, sizeof(counts));
-  put(&trace.end_of_step, sizeof(double));
+  put(times, sizeof(times));
   put(trace.compute.data(), counts[0] * sizeof(schedule::Interval));
   put(trace.transfers.data(), counts[1] * sizeof(schedule::Interval));
   return bytes;
@@ -44,8 +46,9 @@ std::vector<std::byte> serialize(const RankTrace& trace) {
 
 RankTrace deserialize_trace(const std::vector<std::byte>& bytes) {
   size_t counts[2] = {};
+  double times[2] = {};
   RankTrace trace;
-  if (bytes.size() < sizeof(counts) + sizeof(double)) {
+  if (bytes.size() < sizeof(counts) + sizeof(times)) {
     throw InternalError("trace: message too short");
   }
   const std::byte* in = bytes.data();
@@ -62,6 +65,54 @@ RankTrace deserialize_trace(const std::vector<std::byte>& bytes) {
   in += counts[0] * sizeof(schedule::Interval);
   std::memcpy(trace.transfers.data(), in, counts[1] * sizeof(schedule::Interval));
   return trace;
+}
+
+schedule::Simulation measured_step(const std::vector<RankTrace>& ranks,
+                                   const schedule::Simulation& planned) {
+  schedule::Simulation measured = planned;
+  measured.transfers.clear();
+  double zero = std::numeric_limits<double>::infinity();
+  const auto since_epoch = [](const RankTrace& rank, double milliseconds) {
+    return rank.start * 1000 + milliseconds;
+  };
+  for (const RankTrace& rank : ranks) {
+    for (const schedule::Interval& interval : rank.compute) {
+      zero = std::min(zero, since_epoch(rank, interval.start));
+    }
+  }
+  double busiest = 0;
+  measured.makespan = 0;
+  measured.span = 0;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankTrace& rank = ranks[r];
+    schedule::RankResult& result = measured.ranks.at(r);
+    const auto moved = [&](schedule::Interval interval) {
+      interval.start = since_epoch(rank, interval.start) - zero;
+      interval.end = since_epoch(rank, interval.end) - zero;
+      return interval;
+    };
+    result.intervals.clear();
+    for (const schedule::Interval& interval : rank.compute) {
+      result.intervals.push_back(moved(interval));
+      measured.makespan = std::max(measured.makespan, result.intervals.back().end);
+    }
+    if (!result.intervals.empty()) {
+      measured.span =
+          std::max(measured.span, result.intervals.back().end - result.intervals.front().start);
+    }
+    for (const schedule::Interval& interval : rank.transfers) {
+      if (is_receive(interval.action.kind)) {  // both ends see the same transfer
+        measured.transfers.push_back(moved(interval));
+      }
+    }
+    result.busy = rank.busy();
+    busiest = std::max(busiest, result.busy);
+  }
+  measured.ideal = busiest;
+  for (schedule::RankResult& result : measured.ranks) {
+    result.idle = measured.makespan - result.busy;
+  }
+  return measured;
 }
 
 }  // namespace pipetrain

@@ -36,11 +36,10 @@ class Executor {
   // Submits one step; returns without waiting for it. At most two steps may be in flight.
   void run_step(int64_t step);
 
-  // Times of step `step`, one of the last two, which must have ended. Zero is the rank's start of
-  // the step.
+  // Ties device times to the host's clock. The compute stream must be idle; the host waits.
+  void set_clock();
+  // Times of step `step`, one of the last two, which must have ended.
   RankTrace trace(int64_t step) const;
-  // Milliseconds from the rank's start of step `step` - 1 to that of `step`.
-  double milliseconds_between_starts(int64_t step) const;
 
  private:
   // The events of a step; two sets, so that one step can be read while the next one runs.
@@ -73,6 +72,8 @@ class Executor {
   StepHooks hooks_;
   Watchdog* watchdog_;
   std::array<StepEvents, 2> events_;
+  Event clock_{Event::Timing::on};
+  double clock_seconds_ = 0;  // since the Unix epoch
   int64_t step_ = 0;
 };
 

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <CLI/App.hpp>
+
+namespace pipetrain {
+
+// Adds --config FILE: every flag of the subcommand that was given may stand in that TOML file under
+// the same name, flat. The command line comes first. Unknown keys, keys given twice, sections,
+// wrong types and a missing file are errors.
+void add_config_file(CLI::App& main);
+
+}  // namespace pipetrain
