@@ -1,0 +1,120 @@
+#include "control_checks.h"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+namespace {
+
+std::vector<std::byte> filled(size_t bytes, int value) {
+  return std::vector<std::byte>(bytes, std::byte(value));
+}
+
+std::string check_broadcast(Control& control) {
+  for (int root = 0; root < control.size(); ++root) {
+    for (const size_t bytes : {size_t(0), size_t(1), size_t(3'000'001)}) {
+      std::vector<std::byte> data =
+          control.rank() == root ? filled(bytes, root + 1) : filled(7, 99);
+      control.broadcast(data, root);
+      if (data != filled(bytes, root + 1)) {
+        return fmt::format("broadcast of {} bytes from rank {}", bytes, root);
+      }
+    }
+  }
+  const std::string text = control.rank() == 0 ? "a plan\nof two lines" : "";
+  return control.broadcast(text, 0) == "a plan\nof two lines" ? "" : "broadcast of text";
+}
+
+// Every rank gives another size.
+std::string check_gather(Control& control) {
+  for (int root = 0; root < control.size(); ++root) {
+    const auto gathered = control.gather(filled(size_t(100'000 * control.rank()), root), root);
+    if (control.rank() != root) {
+      if (!gathered.empty()) {
+        return "gather gave something to a rank that is not the root";
+      }
+      continue;
+    }
+    if (gathered.size() != size_t(control.size())) {
+      return fmt::format("gather gave {} entries", gathered.size());
+    }
+    for (size_t rank = 0; rank < gathered.size(); ++rank) {
+      if (gathered[rank] != filled(100'000 * rank, root)) {
+        return fmt::format("gather on rank {}: entry {}", root, rank);
+      }
+    }
+  }
+  return "";
+}
+
+// Around a ring, one rank after the other, in order, a gather in between.
+std::string check_ring(Control& control) {
+  const int next = (control.rank() + 1) % control.size();
+  const int previous = (control.rank() + control.size() - 1) % control.size();
+  if (control.size() == 1) {
+    return "";
+  }
+  for (const size_t bytes : {size_t(0), size_t(5), size_t(2'000'000)}) {
+    std::vector<std::byte> received;
+    if (control.rank() != 0) {
+      received = control.receive(previous);
+    }
+    control.send(filled(bytes, control.rank()), next);
+    if (control.rank() == 0) {
+      received = control.receive(previous);
+    }
+    if (received != filled(bytes, previous)) {
+      return fmt::format("{} bytes around a ring", bytes);
+    }
+    control.gather(filled(3, 1), 0);
+  }
+  return "";
+}
+
+std::string check_equality(Control& control) {
+  control.require_equal("same", "the schedule");
+  if (control.size() == 1) {
+    return "";
+  }
+  const bool odd = control.rank() == control.size() - 1;
+  std::string message;
+  try {
+    control.require_equal(odd ? "m=8" : "m=4", "the number of micro-batches");
+  } catch (const UsageError& error) {
+    message = error.what();
+  }
+  for (const std::string& part : {std::string("the number of micro-batches"), std::string("m=4"),
+                                  fmt::format("rank {} has 'm=8'", control.size() - 1)}) {
+    if (message.find(part) == std::string::npos) {
+      return fmt::format("require_equal: '{}' is not in '{}'", part, message);
+    }
+  }
+  return "";
+}
+
+std::string check_ranks(Control& control) {
+  const bool right = control.rank() >= 0 && control.rank() < control.size() &&
+                     control.local_rank() == control.rank() &&
+                     control.local_size() == control.size();
+  return right ? "" : "ranks on one host are not numbered as in the job";
+}
+
+}  // namespace
+
+std::string check_control(Control& control) {
+  for (const auto check :
+       {check_ranks, check_broadcast, check_gather, check_ring, check_equality}) {
+    const std::string problem = check(control);
+    control.barrier();
+    if (!problem.empty()) {
+      return problem;
+    }
+  }
+  return "";
+}
+
+}  // namespace pipetrain
