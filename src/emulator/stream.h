@@ -72,7 +72,9 @@ void fail(int device, cudaError_t error, std::string_view message);
 cudaError_t failure(int device);
 // Prints why a call was refused, as one line on stderr.
 void complain(std::string_view message);
-// complain, remember as the thread's last CUDA error, return it.
+// Remembers the thread's last CUDA error and returns it.
+cudaError_t remember(cudaError_t error);
+// complain and remember.
 cudaError_t refuse(cudaError_t error, std::string_view message);
 
 // ---- memory

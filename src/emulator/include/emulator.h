@@ -10,17 +10,17 @@
 namespace emulator {
 
 struct Settings {
-  int devices = 8;                   // PIPETRAIN_EMULATOR_DEVICES
-  size_t memory_bytes = 0;           // PIPETRAIN_EMULATOR_MEMORY: of each device; 0: half the host's
-  uint64_t delay_seed = 0;           // PIPETRAIN_EMULATOR_SEED: random delays of operations; 0: none
-  double max_delay_us = 200;         // PIPETRAIN_EMULATOR_MAX_DELAY_US
-  bool one_at_a_time = false;        // PIPETRAIN_EMULATOR_ONE_AT_A_TIME: NCCL operations of a device
-                                     // run one by one in host launch order
-  int64_t drop_wait = -1;            // PIPETRAIN_EMULATOR_DROP_WAIT: ignore the n-th cudaStreamWaitEvent
-                                     // (counted per device from reset_counters on); -1: none
-  int drop_wait_device = 0;          // on this device
-  double link_latency_us = 0;        // PIPETRAIN_EMULATOR_LATENCY_US: of each NCCL transfer
-  double link_bytes_per_us = 0;      // PIPETRAIN_EMULATOR_BYTES_PER_US; 0: unlimited
+  int devices = 8;             // PIPETRAIN_EMULATOR_DEVICES
+  size_t memory_bytes = 0;     // PIPETRAIN_EMULATOR_MEMORY: of each device; 0: half the host's
+  uint64_t delay_seed = 0;     // PIPETRAIN_EMULATOR_SEED: random delays of operations; 0: none
+  double max_delay_us = 200;   // PIPETRAIN_EMULATOR_MAX_DELAY_US
+  bool one_at_a_time = false;  // PIPETRAIN_EMULATOR_ONE_AT_A_TIME: NCCL operations of a device
+                               // run one by one in host launch order
+  int64_t drop_wait = -1;      // PIPETRAIN_EMULATOR_DROP_WAIT: ignore the n-th cudaStreamWaitEvent
+                               // (counted per device from reset_counters on); -1: none
+  int drop_wait_device = 0;    // on this device
+  double link_latency_us = 0;  // PIPETRAIN_EMULATOR_LATENCY_US: of each NCCL transfer
+  double link_bytes_per_us = 0;  // PIPETRAIN_EMULATOR_BYTES_PER_US; 0: unlimited
 };
 
 Settings settings();
@@ -33,11 +33,15 @@ struct Counters {
   size_t high_water = 0;
   int64_t allocations = 0;
   int64_t host_copies = 0;
-  int64_t synchronisations = 0;  // calls in which the host waited: synchronize, free, blocking copies
+  int64_t synchronisations =
+      0;  // calls in which the host waited: synchronize, free, blocking copies
   int64_t waits = 0;
 };
 Counters counters(int device);
 void reset_counters(int device);
+
+// Forgets the asynchronous error of a device, which CUDA cannot.
+void clear_failure(int device);
 
 // How many bytes of [pointer, pointer + bytes) no longer hold the allocation poison. Only for
 // memory of this process's devices and while nothing is in flight.
