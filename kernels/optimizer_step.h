@@ -15,9 +15,9 @@ struct OptimizerScalars {
   A bias_correction2 = 1;  // 1 - beta2^step
   A norm = 0;              // of the whole gradient, before clipping
   A loss = 0;
-  int64_t step = 0;        // updates done, this one included; skipped ones are not counted
-  int skip = 0;            // 1: norm or loss is not finite, nothing is updated
-  int stop = 0;            // 1: some rank asked to stop
+  int64_t step = 0;  // updates done, this one included; skipped ones are not counted
+  int skip = 0;      // 1: norm or loss is not finite, nothing is updated
+  int stop = 0;      // 1: some rank asked to stop
 };
 
 // Where the values of all ranks lie after the all-gather. Positions are indices into `gathered`.
@@ -27,9 +27,9 @@ struct GatheredStep {
   const A* gathered = nullptr;
   const int* block_positions = nullptr;  // (blocks) sums of squares, in (tensor, block) order
   int blocks = 0;
-  const int* loss_positions = nullptr;   // (losses) scaled losses, in micro-batch order
+  const int* loss_positions = nullptr;  // (losses) scaled losses, in micro-batch order
   int losses = 0;
-  const int* stop_positions = nullptr;   // (stops) a value other than 0 asks to stop
+  const int* stop_positions = nullptr;  // (stops) a value other than 0 asks to stop
   int stops = 0;
 };
 

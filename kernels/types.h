@@ -2,6 +2,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
+#include <library_types.h>
 
 namespace pipetrain::kernels {
 
