@@ -40,6 +40,15 @@ int ranks_started() {
   return name == nullptr ? 0 : std::atoi(std::getenv(name));
 }
 
+int launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const char* rank = std::getenv(name); rank != nullptr) {
+      return std::atoi(rank);
+    }
+  }
+  return 0;
+}
+
 void refuse_jobs_of_one_rank(int mpi_ranks) {
   if (mpi_ranks == 1 && ranks_started() > 1) {
     throw UsageError(fmt::format(

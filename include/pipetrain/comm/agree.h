@@ -1,0 +1,14 @@
+#pragma once
+
+#include <functional>
+
+#include "pipetrain/comm/control.h"
+
+namespace pipetrain {
+
+// Runs `work` on every rank of `control` (collective). If it throws an Error on any of them, every
+// rank throws the error of the first one, so that no rank goes on to wait for one that has left. An
+// error that only some ranks found names the rank.
+void agree(Control& control, const std::function<void()>& work);
+
+}  // namespace pipetrain
