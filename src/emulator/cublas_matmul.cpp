@@ -27,10 +27,10 @@ float widen(Bf16 value) {
   std::memcpy(&result, &bits, sizeof result);
   return result;
 }
-float widen(float value) {
+inline float widen(float value) {
   return value;
 }
-double widen(double value) {
+inline double widen(double value) {
   return value;
 }
 
@@ -44,10 +44,10 @@ void round_to(Bf16& result, float value) {
   }
   result.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
-void round_to(float& result, float value) {
+inline void round_to(float& result, float value) {
   result = value;
 }
-void round_to(double& result, double value) {
+inline void round_to(double& result, double value) {
   result = value;
 }
 
