@@ -53,19 +53,6 @@ bool holds(const StageLayers& stage, const Parameter& parameter) {
           parameter.layer < stage.first_layer + stage.layers && parameter.layer >= 0);
 }
 
-// Indices into the table of what a rank with these stages holds, each once, ascending.
-std::vector<size_t> held(const std::vector<Parameter>& table,
-                         const std::vector<StageLayers>& stages) {
-  std::vector<size_t> indices;
-  for (size_t index = 0; index < table.size(); ++index) {
-    if (std::any_of(stages.begin(), stages.end(),
-                    [&](const StageLayers& stage) { return holds(stage, table[index]); })) {
-      indices.push_back(index);
-    }
-  }
-  return indices;
-}
-
 }  // namespace
 
 size_t Parameter::elements() const {
@@ -117,12 +104,24 @@ std::vector<Parameter> parameter_table(const GptConfig& config) {
   return table;
 }
 
+std::vector<size_t> held_parameters(const std::vector<Parameter>& table,
+                                    const std::vector<StageLayers>& stages) {
+  std::vector<size_t> indices;
+  for (size_t index = 0; index < table.size(); ++index) {
+    if (std::any_of(stages.begin(), stages.end(),
+                    [&](const StageLayers& stage) { return holds(stage, table[index]); })) {
+      indices.push_back(index);
+    }
+  }
+  return indices;
+}
+
 ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
                                             const std::vector<StageLayers>& stages,
                                             Precision precision) {
   const std::vector<Parameter> table = parameter_table(config);
   Bytes result;
-  for (const size_t index : held(table, stages)) {
+  for (const size_t index : held_parameters(table, stages)) {
     const Parameter& parameter = table[index];
     const size_t element = aligned(parameter.padded_elements * element_bytes(precision));
     const size_t accumulator = aligned(parameter.padded_elements * accumulator_bytes(precision));
@@ -137,7 +136,7 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
                                Precision precision, Region& weights, Region& gradients,
                                Region& optimizer)
     : table_(parameter_table(config)) {
-  for (const size_t index : held(table_, stages)) {
+  for (const size_t index : held_parameters(table_, stages)) {
     LocalParameter local;
     local.table_index = index;
     local.parameter = &table_[index];

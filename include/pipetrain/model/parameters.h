@@ -32,6 +32,10 @@ struct Parameter {
 // tied. Matrices are (in, out), as in Hugging Face's Conv1D; wte and lm_head are (V, C).
 std::vector<Parameter> parameter_table(const GptConfig& config);
 
+// Indices into the table of what a rank with these stages holds, each once, ascending.
+std::vector<size_t> held_parameters(const std::vector<Parameter>& table,
+                                    const std::vector<StageLayers>& stages);
+
 // A parameter on this rank's device. T-typed memory is untyped here; see element_bytes().
 struct LocalParameter {
   size_t table_index = 0;  // into parameter_table()
