@@ -25,6 +25,16 @@ constexpr Generator generators[] = {
     {"1f1b", 1, false, false, generate_1f1b},
     {"interleaved", 2, true, true, generate_interleaved},
     {"looped-bfs", 2, true, false, generate_looped_bfs},
+    {"zb-h1", 1, false, false, generate_zb_h1},
+    {"zb-h2", 1, false, false, generate_zb_h2},
+    {"zb-v", 2, false, false, generate_zb_v},
+    {"v-half", 2, false, false, generate_v_half},
+    {"v-min", 2, false, false, generate_v_min},
+    {"dualpipe", 1, false, false, generate_dualpipe},
+    {"dualpipe-v", 2, false, false, generate_dualpipe_v},
+    {"chimera", 1, false, false, generate_chimera},
+    {"pipedream", 1, false, false, generate_pipedream},
+    {"pipedream-2bw", 1, false, false, generate_pipedream_2bw},
 };
 
 const Generator& find_generator(const std::string& name) {

@@ -38,7 +38,9 @@ std::vector<Step> order_table(int m, int chunks, int group) {
 // bubble of (p-1)(F+B+W)/v. Others are simulated: what deadlocks is refused, what is slow warned
 // of.
 void check_group(Schedule& schedule, const Request& request, int group) {
-  const auto [name, p, m, chunks, given] = request;
+  const int p = request.ranks;
+  const int m = request.microbatches;
+  const int chunks = request.chunks;
   const int remainder = m % group;
   if (group >= p && (remainder == 0 || remainder >= p)) {
     return;
@@ -71,13 +73,15 @@ void check_group(Schedule& schedule, const Request& request, int group) {
 // Forward k runs table[k]; backward k the same micro-batch with the chunks counted from the end.
 // Warm-up: 2(p-1-r) + (v-1)N forwards; then one forward, one backward.
 Schedule generate_interleaved(const Request& request) {
-  const auto [name, p, m, chunks, given] = request;
-  const int group = given == 0 ? std::min(p, m) : given;
+  const int p = request.ranks;
+  const int m = request.microbatches;
+  const int chunks = request.chunks;
+  const int group = request.group == 0 ? std::min(p, m) : request.group;
   if (group < 1 || group > m) {
     throw UsageError(
         fmt::format("--group is {}; it must be between 1 and --microbatches {}", group, m));
   }
-  Schedule schedule{name, Placement(Placement::Kind::loop, p, chunks, m), {}};
+  Schedule schedule{request.name, Placement(Placement::Kind::loop, p, chunks, m), {}};
   const std::vector<Step> table = order_table(m, chunks, group);
   const int total = int(table.size());
   for (int rank = 0; rank < p; ++rank) {
@@ -106,8 +110,10 @@ Schedule generate_interleaved(const Request& request) {
 
 // Breadth first: every chunk runs all its micro-batches before the next chunk starts.
 Schedule generate_looped_bfs(const Request& request) {
-  const auto [name, p, m, chunks, group] = request;
-  Schedule schedule{name, Placement(Placement::Kind::loop, p, chunks, m), {}};
+  const int p = request.ranks;
+  const int m = request.microbatches;
+  const int chunks = request.chunks;
+  Schedule schedule{request.name, Placement(Placement::Kind::loop, p, chunks, m), {}};
   for (int rank = 0; rank < p; ++rank) {
     std::vector<Action>& list = schedule.ranks.emplace_back();
     for (int chunk = 0; chunk < chunks; ++chunk) {

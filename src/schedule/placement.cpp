@@ -6,8 +6,12 @@
 
 namespace pipetrain::schedule {
 
-Placement::Placement(Kind kind, int ranks, int chunks, int microbatches)
-    : kind_(kind), ranks_(ranks), chunks_(chunks), microbatches_(microbatches) {
+Placement::Placement(Kind kind, int ranks, int chunks, int microbatches, int block)
+    : kind_(kind),
+      ranks_(ranks),
+      chunks_(chunks),
+      microbatches_(microbatches),
+      block_(block == 0 ? microbatches : block) {
   if (ranks < 1) {
     throw UsageError(fmt::format("--ranks is {}; it must be at least 1", ranks));
   }
@@ -31,6 +35,12 @@ Placement::Placement(Kind kind, int ranks, int chunks, int microbatches)
     throw UsageError(fmt::format("--microbatches is {}; a mirrored placement needs an even number",
                                  microbatches));
   }
+  if (block_ < 1 || block_ % 2 != 0 || microbatches % block_ != 0) {
+    throw UsageError(
+        fmt::format("a mirrored placement has blocks of {} micro-batches; a block must be even and "
+                    "divide --microbatches {}",
+                    block_, microbatches));
+  }
 }
 
 int Placement::owner(int stage, int microbatch) const {
@@ -42,7 +52,7 @@ int Placement::owner(int stage, int microbatch) const {
     case Kind::v:
       return round % 2 == 0 ? place : ranks_ - 1 - place;
     case Kind::mirrored:
-      return microbatch < microbatches_ / 2 ? place : ranks_ - 1 - place;
+      return direction(microbatch) == 0 ? place : ranks_ - 1 - place;
   }
   return place;
 }

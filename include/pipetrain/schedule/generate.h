@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "pipetrain/schedule/schedule.h"
+#include "pipetrain/schedule/simulate.h"
 
 namespace pipetrain::schedule {
 
@@ -12,8 +13,9 @@ struct Request {
   std::string name;  // as in --schedule
   int ranks = 1;
   int microbatches = 1;
-  int chunks = 0;  // v; 0: the schedule's own (1, or 2 where it must be)
-  int group = 0;   // N of interleaved; 0: min(p, m)
+  int chunks = 0;    // v; 0: the schedule's own (1, or 2 where it must be)
+  int group = 0;     // N of interleaved; 0: min(p, m)
+  Costs costs = {};  // v-half and v-min fill idle gaps for these times; the others do not look
 };
 
 // Names of the schedules that generate() knows, in the order in which they are listed to the user.

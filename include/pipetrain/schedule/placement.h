@@ -12,17 +12,22 @@ class Placement {
  public:
   enum class Kind { loop, v, mirrored };
 
-  // Throws UsageError unless ranks, chunks, microbatches >= 1; mirrored needs chunks == 1 and even
-  // numbers of ranks and micro-batches.
-  Placement(Kind kind, int ranks, int chunks, int microbatches);
+  // Throws UsageError unless ranks, chunks, microbatches >= 1; mirrored needs chunks == 1, even
+  // numbers of ranks and micro-batches, and an even block that divides the micro-batches (0: m).
+  Placement(Kind kind, int ranks, int chunks, int microbatches, int block = 0);
 
   Kind kind() const { return kind_; }
   int ranks() const { return ranks_; }
   int chunks() const { return chunks_; }           // v: stages per rank and direction
   int stages() const { return ranks_ * chunks_; }  // p*v
   int microbatches() const { return microbatches_; }
+  int block() const { return block_; }  // mirrored only, else m
 
   int owner(int stage, int microbatch) const;
+  // Mirrored: 0 where the micro-batch goes down, 1 where it goes up. Other placements: 0.
+  int direction(int microbatch) const {
+    return kind_ == Kind::mirrored && microbatch % block_ >= block_ / 2 ? 1 : 0;
+  }
   // Whether `rank` runs `stage` for any micro-batch.
   bool holds(int rank, int stage) const;
 
@@ -31,6 +36,7 @@ class Placement {
   int ranks_;
   int chunks_;
   int microbatches_;
+  int block_;
 };
 
 }  // namespace pipetrain::schedule
