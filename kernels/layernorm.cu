@@ -13,8 +13,8 @@ namespace {
 
 template <typename T>
 __global__ void layernorm_forward_kernel(T* y, acc_t<T>* mean, acc_t<T>* rstd, const T* x,
-                                         const T* weight, const T* bias, int rows, int channels,
-                                         acc_t<T> epsilon) {
+                                         const acc_t<T>* weight, const acc_t<T>* bias, int rows,
+                                         int channels, acc_t<T> epsilon) {
   using A = acc_t<T>;
   constexpr int size = pack_size<T>;
   for (int row : rows_of_this_warp(rows)) {
@@ -63,8 +63,8 @@ __global__ void layernorm_forward_kernel(T* y, acc_t<T>* mean, acc_t<T>* rstd, c
 template <typename T>
 __global__ void layernorm_backward_input_kernel(T* dx, const T* dy, const T* x,
                                                 const acc_t<T>* mean, const acc_t<T>* rstd,
-                                                const T* weight, const T* dresidual, int rows,
-                                                int channels) {
+                                                const acc_t<T>* weight, const T* dresidual,
+                                                int rows, int channels) {
   using A = acc_t<T>;
   constexpr int size = pack_size<T>;
   for (int row : rows_of_this_warp(rows)) {
@@ -139,8 +139,9 @@ struct LayernormTerms {
 // ---- launchers
 
 template <typename T>
-void layernorm_forward(T* y, acc_t<T>* mean, acc_t<T>* rstd, const T* x, const T* weight,
-                       const T* bias, int rows, int channels, double epsilon, cudaStream_t stream) {
+void layernorm_forward(T* y, acc_t<T>* mean, acc_t<T>* rstd, const T* x, const acc_t<T>* weight,
+                       const acc_t<T>* bias, int rows, int channels, double epsilon,
+                       cudaStream_t stream) {
   check_multiple_of_8(channels, "the number of channels");
   launch(layernorm_forward_kernel<T>, rows, stream, y, mean, rstd, x, weight, bias, rows, channels,
          acc_t<T>(epsilon));
@@ -148,8 +149,8 @@ void layernorm_forward(T* y, acc_t<T>* mean, acc_t<T>* rstd, const T* x, const T
 
 template <typename T>
 void layernorm_backward_input(T* dx, const T* dy, const T* x, const acc_t<T>* mean,
-                              const acc_t<T>* rstd, const T* weight, const T* dresidual, int rows,
-                              int channels, cudaStream_t stream) {
+                              const acc_t<T>* rstd, const acc_t<T>* weight, const T* dresidual,
+                              int rows, int channels, cudaStream_t stream) {
   check_multiple_of_8(channels, "the number of channels");
   launch(layernorm_backward_input_kernel<T>, rows, stream, dx, dy, x, mean, rstd, weight, dresidual,
          rows, channels);
@@ -169,10 +170,10 @@ size_t layernorm_workspace_bytes(int rows, int channels) {
 }
 
 #define INSTANTIATE(T)                                                                             \
-  template void layernorm_forward(T*, acc_t<T>*, acc_t<T>*, const T*, const T*, const T*, int,     \
-                                  int, double, cudaStream_t);                                      \
+  template void layernorm_forward(T*, acc_t<T>*, acc_t<T>*, const T*, const acc_t<T>*,             \
+                                  const acc_t<T>*, int, int, double, cudaStream_t);                \
   template void layernorm_backward_input(T*, const T*, const T*, const acc_t<T>*, const acc_t<T>*, \
-                                         const T*, const T*, int, int, cudaStream_t);              \
+                                         const acc_t<T>*, const T*, int, int, cudaStream_t);       \
   template void layernorm_backward_weight(acc_t<T>*, acc_t<T>*, const T*, const T*,                \
                                           const acc_t<T>*, const acc_t<T>*, int, int, acc_t<T>*,   \
                                           cudaStream_t);                                           \
