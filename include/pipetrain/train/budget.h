@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "pipetrain/model/config.h"
+#include "pipetrain/model/stage.h"
+#include "pipetrain/schedule/schedule.h"
+
+namespace pipetrain {
+
+// Device memory of one rank, in bytes, known before anything is allocated. The trainer allocates
+// exactly these pieces; NCCL's own memory is an estimate and allocated by NCCL.
+struct Budget {
+  size_t weights = 0;           // in use, and fp32 masters where they are separate
+  size_t gradients = 0;         // accumulators
+  size_t optimizer = 0;         // moments
+  size_t activation_slots = 0;  // F to B or W
+  size_t gradient_slots = 0;    // I to W
+  size_t channel_slots = 0;     // messages
+  size_t workspace = 0;
+  size_t step_data = 0;  // tokens, losses, norms
+  size_t nccl = 0;       // estimate
+
+  size_t allocated() const;  // everything but nccl
+  size_t total() const { return allocated() + nccl; }
+};
+
+// What a budget is computed from.
+struct BudgetRequest {
+  GptConfig model;
+  MicrobatchShape shape;
+  Precision precision = Precision::fp32;
+  std::vector<StageLayers> stages;  // of the whole pipeline
+};
+
+// The stages of `request` that `rank` holds under the placement.
+std::vector<StageLayers> held_stages(const BudgetRequest& request,
+                                     const schedule::Placement& placement, int rank);
+
+// Slots of a rank have one size, that of its largest chunk.
+size_t activation_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
+                             int rank);
+size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
+                           int rank);
+
+Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
+                   int rank);
+
+// One line: "weights 0.5 MiB, gradients ...; total 12.3 MiB".
+std::string to_string(const Budget& budget);
+// "512 B", "3.2 KiB", "1.50 GiB".
+std::string readable_bytes(size_t bytes);
+
+}  // namespace pipetrain

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+namespace pipetrain {
+
+// The directory of one run (--run-dir): metrics.jsonl and log.txt. Held by one process at a time.
+class RunDirectory {
+ public:
+  // Creates it with its parents and locks it until destruction. Throws UsageError naming --run-dir:
+  // it cannot be created or written, another process holds it, or it has the metrics of an earlier
+  // run, which are never overwritten.
+  explicit RunDirectory(const std::string& path);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+
+  std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
+  std::string log_file() const { return path_ + "/log.txt"; }
+
+ private:
+  std::string path_;
+  int lock_ = -1;
+};
+
+// What is written at the end must be known to be writable at the start. Throw UsageError that
+// starts with the flag.
+void require_writable_file(const std::string& path, const std::string& flag);
+void require_writable_directory(const std::string& path, const std::string& flag);  // creates it
+
+}  // namespace pipetrain

@@ -1,0 +1,117 @@
+#include "pipetrain/train/budget.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipetrain/model/parameters.h"
+#include "pipetrain/runtime/exchange.h"
+#include "pipetrain/runtime/pool.h"
+#include "pipetrain/train/step_data.h"
+
+namespace pipetrain {
+namespace {
+
+// NCCL takes about this much per two-rank communicator of at most 8 thread blocks, by direction.
+[[maybe_unused]] constexpr size_t nccl_incoming_bytes = size_t(80) << 20;
+[[maybe_unused]] constexpr size_t nccl_outgoing_bytes = size_t(16) << 20;
+
+size_t nccl_estimate([[maybe_unused]] const schedule::LoweredSchedule& schedule,
+                     [[maybe_unused]] int rank) {
+  size_t bytes = 0;
+#ifdef PIPETRAIN_CUDA
+  for (const schedule::Channel& channel : schedule.channels) {
+    if (channel.source != channel.destination) {
+      bytes += channel.source == rank ? nccl_outgoing_bytes : 0;
+      bytes += channel.destination == rank ? nccl_incoming_bytes : 0;
+    }
+  }
+#endif
+  return bytes;
+}
+
+template <typename SlotBytes>
+size_t largest_slot(const BudgetRequest& request, const schedule::Placement& placement, int rank,
+                    SlotBytes slot_bytes) {
+  size_t largest = 0;
+  for (const StageLayers& stage : held_stages(request, placement, rank)) {
+    largest = std::max(largest, slot_bytes(request.model, request.shape, request.precision, stage));
+  }
+  return largest;
+}
+
+}  // namespace
+
+size_t Budget::allocated() const {
+  return weights + gradients + optimizer + activation_slots + gradient_slots + channel_slots +
+         workspace + step_data;
+}
+
+std::vector<StageLayers> held_stages(const BudgetRequest& request,
+                                     const schedule::Placement& placement, int rank) {
+  std::vector<StageLayers> held;
+  for (int stage = 0; stage < placement.stages(); ++stage) {
+    if (placement.holds(rank, stage)) {
+      held.push_back(request.stages.at(size_t(stage)));
+    }
+  }
+  return held;
+}
+
+size_t activation_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
+                             int rank) {
+  return largest_slot(request, placement, rank,
+                      [](const auto&... arguments) { return activation_slot_bytes(arguments...); });
+}
+
+size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
+                           int rank) {
+  return largest_slot(request, placement, rank,
+                      [](const auto&... arguments) { return gradient_slot_bytes(arguments...); });
+}
+
+Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
+                   int rank) {
+  const schedule::Placement& placement = schedule.placement;
+  const std::vector<StageLayers> held = held_stages(request, placement, rank);
+  const ParameterStore::Bytes parameters =
+      ParameterStore::bytes(request.model, held, request.precision);
+  const size_t message = message_bytes(request.model, request.shape, request.precision);
+  Budget budget;
+  budget.weights = parameters.weights;
+  budget.gradients = parameters.gradients;
+  budget.optimizer = parameters.optimizer;
+  budget.activation_slots = Pool::bytes(schedule.activation_slots.at(size_t(rank)),
+                                        activation_slot_bytes(request, placement, rank));
+  budget.gradient_slots = Pool::bytes(schedule.gradient_slots.at(size_t(rank)),
+                                      gradient_slot_bytes(request, placement, rank));
+  budget.channel_slots = Exchange::bytes(schedule, rank, message);
+  budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held);
+  budget.step_data = StepBuffers::bytes(request, placement, rank);
+  budget.nccl = nccl_estimate(schedule, rank);
+  return budget;
+}
+
+std::string readable_bytes(size_t bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = double(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < std::size(units)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, units[unit]);
+}
+
+std::string to_string(const Budget& budget) {
+  return fmt::format(
+      "weights {}, gradients {}, optimizer {}, activation slots {}, gradient slots {}, channel "
+      "slots {}, workspace {}, step data {}, NCCL (estimate) {}; total {}",
+      readable_bytes(budget.weights), readable_bytes(budget.gradients),
+      readable_bytes(budget.optimizer), readable_bytes(budget.activation_slots),
+      readable_bytes(budget.gradient_slots), readable_bytes(budget.channel_slots),
+      readable_bytes(budget.workspace), readable_bytes(budget.step_data),
+      readable_bytes(budget.nccl), readable_bytes(budget.total()));
+}
+
+}  // namespace pipetrain
