@@ -55,8 +55,8 @@ Head<T>::Head(const GptConfig& config, const MicrobatchShape& shape, const Param
               GptWorkspace& workspace)
     : matmul_(workspace.matmul()),
       scratch_(workspace.head_scratch<T>()),
-      norm_weight_(weight<T>(store, "ln_f.weight")),
-      norm_bias_(weight<T>(store, "ln_f.bias")),
+      norm_weight_(weight<kernels::acc_t<T>>(store, "ln_f.weight")),
+      norm_bias_(weight<kernels::acc_t<T>>(store, "ln_f.bias")),
       matrix_(matrix_of<T>(config, store)),
       rows_(shape.rows()),
       chunk_(head_chunk_rows(shape)),

@@ -27,8 +27,8 @@ class Head {
 
   kernels::Matmul& matmul_;
   HeadScratch<T> scratch_;
-  Weight<T> norm_weight_;
-  Weight<T> norm_bias_;
+  Weight<kernels::acc_t<T>> norm_weight_;
+  Weight<kernels::acc_t<T>> norm_bias_;
   Weight<T> matrix_;  // (Vp, C); with a tied head the gradient is the head's part
   int rows_;
   int chunk_;

@@ -17,9 +17,11 @@ namespace {
 // `joined`, is added to the input's.
 template <typename T>
 class LayerNorm final : public Op<T> {
+  using A = kernels::acc_t<T>;
+
  public:
   LayerNorm(const OpContext<T>& context, Tensor input, Tensor output, Tensor joined,
-            const Weight<T>& weight, const Weight<T>& bias)
+            const Weight<A>& weight, const Weight<A>& bias)
       : context_(context),
         input_(input),
         output_(output),
@@ -57,8 +59,8 @@ class LayerNorm final : public Op<T> {
   Tensor input_;
   Tensor output_;
   Tensor joined_;
-  Weight<T> weight_;
-  Weight<T> bias_;
+  Weight<A> weight_;
+  Weight<A> bias_;
 };
 
 // output (R, outputs) = input (R, inputs) * weight (inputs, outputs) + bias (+ residual).
@@ -199,11 +201,15 @@ const LocalParameter& require(const ParameterStore& store, const std::string& na
   return *found;
 }
 
-template <typename T>
-Weight<T> weight(const ParameterStore& store, const std::string& name) {
+template <typename W>
+Weight<W> weight(const ParameterStore& store, const std::string& name) {
   const LocalParameter& local = require(store, name);
-  return {reinterpret_cast<const T*>(local.weight),
-          reinterpret_cast<kernels::acc_t<T>*>(local.gradient)};
+  if (local.weight_element != sizeof(W)) {
+    throw InternalError(fmt::format("parameter {} has elements of {} bytes, not {}", name,
+                                    local.weight_element, sizeof(W)));
+  }
+  return {reinterpret_cast<const W*>(local.weight),
+          reinterpret_cast<kernels::acc_t<W>*>(local.gradient)};
 }
 
 template <typename T>
@@ -213,9 +219,13 @@ std::vector<std::unique_ptr<Op<T>>> gpt_block(const ParameterStore& store, int l
   const auto of = [&](const char* suffix) {
     return weight<T>(store, fmt::format("h.{}.{}", layer, suffix));
   };
+  const auto norm = [&](const char* suffix) {
+    return weight<kernels::acc_t<T>>(store, fmt::format("h.{}.{}", layer, suffix));
+  };
   std::vector<std::unique_ptr<Op<T>>> ops;
   ops.push_back(std::make_unique<LayerNorm<T>>(context, Tensor::block_input, Tensor::normalized1,
-                                               Tensor::middle, of("ln_1.weight"), of("ln_1.bias")));
+                                               Tensor::middle, norm("ln_1.weight"),
+                                               norm("ln_1.bias")));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::normalized1, Tensor::qkv, c, 3 * c,
                                             of("attn.c_attn.weight"), of("attn.c_attn.bias")));
   ops.push_back(std::make_unique<Attention<T>>(context));
@@ -223,8 +233,8 @@ std::vector<std::unique_ptr<Op<T>>> gpt_block(const ParameterStore& store, int l
                                             Tensor::block_input, c, c, of("attn.c_proj.weight"),
                                             of("attn.c_proj.bias")));
   ops.push_back(std::make_unique<LayerNorm<T>>(context, Tensor::middle, Tensor::normalized2,
-                                               Tensor::block_output, of("ln_2.weight"),
-                                               of("ln_2.bias")));
+                                               Tensor::block_output, norm("ln_2.weight"),
+                                               norm("ln_2.bias")));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::normalized2, Tensor::fc, c, 4 * c,
                                             of("mlp.c_fc.weight"), of("mlp.c_fc.bias")));
   ops.push_back(std::make_unique<Gelu<T>>(context));

@@ -14,17 +14,18 @@
 
 namespace pipetrain {
 
-// A parameter as the kernels see it.
-template <typename T>
+// A parameter as the kernels see it: W is the element type, or the accumulator type for layer
+// norms.
+template <typename W>
 struct Weight {
-  const T* value = nullptr;
-  kernels::acc_t<T>* gradient = nullptr;
+  const W* value = nullptr;
+  kernels::acc_t<W>* gradient = nullptr;
 };
 
-// Throws InternalError if the store does not hold it.
+// Throws InternalError if the store does not hold it, or holds it in another type.
 const LocalParameter& require(const ParameterStore& store, const std::string& name);
-template <typename T>
-Weight<T> weight(const ParameterStore& store, const std::string& name);
+template <typename W>
+Weight<W> weight(const ParameterStore& store, const std::string& name);
 
 // The tensors of a block, in the order of computation.
 enum class Tensor {

@@ -16,17 +16,18 @@ struct BlockRow {
   size_t inputs;  // 0: a vector
   size_t outputs;
   Parameter::Init init;
+  bool full_precision = false;
 };
 
 constexpr BlockRow block_rows[] = {
-    {"ln_1.weight", 0, 1, Parameter::Init::one},
-    {"ln_1.bias", 0, 1, Parameter::Init::zero},
+    {"ln_1.weight", 0, 1, Parameter::Init::one, true},
+    {"ln_1.bias", 0, 1, Parameter::Init::zero, true},
     {"attn.c_attn.weight", 1, 3, Parameter::Init::normal},
     {"attn.c_attn.bias", 0, 3, Parameter::Init::zero},
     {"attn.c_proj.weight", 1, 1, Parameter::Init::residual_normal},
     {"attn.c_proj.bias", 0, 1, Parameter::Init::zero},
-    {"ln_2.weight", 0, 1, Parameter::Init::one},
-    {"ln_2.bias", 0, 1, Parameter::Init::zero},
+    {"ln_2.weight", 0, 1, Parameter::Init::one, true},
+    {"ln_2.bias", 0, 1, Parameter::Init::zero, true},
     {"mlp.c_fc.weight", 1, 4, Parameter::Init::normal},
     {"mlp.c_fc.bias", 0, 4, Parameter::Init::zero},
     {"mlp.c_proj.weight", 4, 1, Parameter::Init::residual_normal},
@@ -51,6 +52,11 @@ bool holds(const StageLayers& stage, const Parameter& parameter) {
   return (stage.embedding && parameter.in_embedding) || (stage.head && parameter.in_head) ||
          (parameter.layer >= stage.first_layer &&
           parameter.layer < stage.first_layer + stage.layers && parameter.layer >= 0);
+}
+
+// fp32 and fp64 weights, and those of full precision, are their own masters.
+bool has_own_master(const Parameter& parameter, Precision precision) {
+  return precision == Precision::bf16 && !parameter.full_precision;
 }
 
 }  // namespace
@@ -85,6 +91,7 @@ std::vector<Parameter> parameter_table(const GptConfig& config) {
       }
       Parameter parameter = make(fmt::format("h.{}.{}", layer, row.suffix), shape, row.init);
       parameter.layer = layer;
+      parameter.full_precision = row.full_precision;
       table.push_back(parameter);
     }
   }
@@ -92,6 +99,7 @@ std::vector<Parameter> parameter_table(const GptConfig& config) {
   for (const auto& [name, init] : {std::pair{"ln_f.weight", Parameter::Init::one},
                                    std::pair{"ln_f.bias", Parameter::Init::zero}}) {
     Parameter parameter = make(name, {channels}, init);
+    parameter.full_precision = true;
     parameter.in_head = true;
     table.push_back(parameter);
   }
@@ -125,7 +133,7 @@ ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
     const Parameter& parameter = table[index];
     const size_t element = aligned(parameter.padded_elements * element_bytes(precision));
     const size_t accumulator = aligned(parameter.padded_elements * accumulator_bytes(precision));
-    result.weights += precision == Precision::bf16 ? element + accumulator : element;
+    result.weights += has_own_master(parameter, precision) ? element + accumulator : accumulator;
     result.gradients += parameter.tied ? 2 * accumulator : accumulator;
     result.optimizer += 2 * accumulator;
   }
@@ -145,27 +153,26 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
 
   const size_t element = element_bytes(precision);
   const size_t accumulator = accumulator_bytes(precision);
-  const auto take = [this](Region& region, std::byte* LocalParameter::*member, size_t width) {
+  const auto take = [&](Region& region, std::byte* LocalParameter::*member) {
     for (LocalParameter& local : local_) {
-      local.*member = region.take_bytes(local.parameter->padded_elements * width);
+      local.*member = region.take_bytes(local.parameter->padded_elements * accumulator);
     }
   };
-  take(weights, &LocalParameter::weight, element);
-  if (precision == Precision::bf16) {
-    take(weights, &LocalParameter::master, accumulator);
-  } else {
-    for (LocalParameter& local : local_) {
-      local.master = local.weight;
-    }
+  take(weights, &LocalParameter::master);
+  for (LocalParameter& local : local_) {
+    const bool own_master = has_own_master(*local.parameter, precision);
+    local.weight_element = own_master ? element : accumulator;
+    local.weight =
+        own_master ? weights.take_bytes(local.parameter->padded_elements * element) : local.master;
   }
-  take(gradients, &LocalParameter::gradient, accumulator);
+  take(gradients, &LocalParameter::gradient);
   for (LocalParameter& local : local_) {
     if (local.parameter->tied) {
       local.head_gradient = gradients.take_bytes(local.parameter->padded_elements * accumulator);
     }
   }
-  take(optimizer, &LocalParameter::moment1, accumulator);
-  take(optimizer, &LocalParameter::moment2, accumulator);
+  take(optimizer, &LocalParameter::moment1);
+  take(optimizer, &LocalParameter::moment2);
 }
 
 const LocalParameter* ParameterStore::find(const std::string& name) const {

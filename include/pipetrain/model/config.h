@@ -6,8 +6,8 @@
 
 namespace pipetrain {
 
-// bf16: weights in use, activations and messages in bf16, masters, gradients and statistics in
-// fp32. fp64 exists in host builds, for tests.
+// bf16: weights in use (but layer norms'), activations and messages in bf16; masters, gradients and
+// statistics in fp32. fp64 exists in host builds, for tests.
 enum class Precision { fp32, bf16, fp64 };
 
 Precision parse_precision(const std::string& text);  // throws UsageError naming --precision

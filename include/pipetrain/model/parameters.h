@@ -19,7 +19,10 @@ struct Parameter {
   std::vector<size_t> shape;   // as in the file, row-major
   size_t padded_elements = 0;  // in memory: wte and lm_head have padded_vocabulary() rows
   Init init = Init::zero;
-  bool decayed = false;       // weight decay: 2-D tensors
+  bool decayed = false;  // weight decay: 2-D tensors
+  // Used in the accumulator type whatever the precision: layer norms, whose weights are near 1,
+  // where a step of bf16 is larger than an update.
+  bool full_precision = false;
   bool tied = false;          // wte with a tied head: on the first and on the last stage
   int layer = -1;             // of a block; -1: embedding or head
   bool in_embedding = false;  // the stage that embeds holds it
@@ -40,8 +43,9 @@ std::vector<size_t> held_parameters(const std::vector<Parameter>& table,
 struct LocalParameter {
   size_t table_index = 0;  // into parameter_table()
   const Parameter* parameter = nullptr;
-  std::byte* weight = nullptr;  // used by the kernels: element type
-  // Accumulator type from here on. fp32 and fp64: master == weight.
+  std::byte* weight = nullptr;  // used by the kernels: element type, see weight_element
+  size_t weight_element = 0;    // bytes of one element of weight
+  // Accumulator type from here on. fp32, fp64 and full_precision: master == weight.
   std::byte* master = nullptr;
   std::byte* gradient = nullptr;       // tied: the embedding's part
   std::byte* head_gradient = nullptr;  // tied: the head's part; nullptr otherwise
