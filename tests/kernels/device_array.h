@@ -157,9 +157,10 @@ inline void expect_within(const std::vector<double>& actual, const std::vector<d
                             << expected[worst] << " within " << bound[worst];
 }
 
+// The magnitudes of values, times a factor.
 inline std::vector<double> scaled(std::vector<double> values, double factor) {
   for (double& value : values) {
-    value *= factor;
+    value = std::abs(value) * factor;
   }
   return values;
 }
