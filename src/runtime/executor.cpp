@@ -138,19 +138,15 @@ void Executor::forward(const LoweredAction& entry, Event& started) {
   Stage& stage = *stages_.at(action.stage);
   const Tag input_tag = {step_, action.stage - 1, action.microbatch};
   std::byte* slot = activations_.take(entry.activation_slot);
-  const std::byte* input = nullptr;
   if (entry.input.channel >= 0) {
-    input = exchange_.begin_read(entry.input, input_tag, compute_);
+    stage.load_input(slot, exchange_.begin_read(entry.input, input_tag, compute_), compute_);
+    exchange_.end_read(entry.input, input_tag, compute_);
   }
   std::byte* output = nullptr;
   if (entry.output.channel >= 0) {
     output = exchange_.begin_write(entry.output, compute_);
   }
   started.record(compute_, tag(entry));
-  if (input != nullptr) {
-    stage.load_input(slot, input, compute_);
-    exchange_.end_read(entry.input, input_tag, compute_);
-  }
   stage.forward(action.microbatch, slot, output, keep_, compute_);
   if (output != nullptr) {
     exchange_.end_write(entry.output, tag(entry), compute_);
@@ -167,19 +163,16 @@ void Executor::backward(const LoweredAction& entry, Event& started) {
   const Tag gradient_tag = {step_, action.stage + 1, action.microbatch};
   std::byte* slot = activations_.use(entry.activation_slot);
   std::byte* gradient_slot = whole ? nullptr : gradients_.take(entry.gradient_slot);
-  const std::byte* output_gradient = nullptr;
   if (entry.input.channel >= 0) {
-    output_gradient = exchange_.begin_read(entry.input, gradient_tag, compute_);
+    const std::byte* message = exchange_.begin_read(entry.input, gradient_tag, compute_);
+    stage.load_output_gradient(slot, gradient_slot, message, compute_);
+    exchange_.end_read(entry.input, gradient_tag, compute_);
   }
   std::byte* input_gradient = nullptr;
   if (entry.output.channel >= 0) {
     input_gradient = exchange_.begin_write(entry.output, compute_);
   }
   started.record(compute_, tag(entry));
-  if (output_gradient != nullptr) {
-    stage.load_output_gradient(slot, gradient_slot, output_gradient, compute_);
-    exchange_.end_read(entry.input, gradient_tag, compute_);
-  }
   if (whole) {
     stage.backward(action.microbatch, slot, input_gradient, compute_);
     activations_.give_back(entry.activation_slot);
@@ -217,6 +210,7 @@ RankTrace Executor::trace(int64_t step) const {
   trace.start = clock_seconds_ + events.begin.milliseconds_since(clock_) / 1000;
   for (size_t i = 0; i < list_.size(); ++i) {
     const schedule::Action& action = list_[i].action;
+    events.ended[i].synchronize();  // of a transfer: the peer may know its end before this rank
     const schedule::Interval interval = {action, events.started[i].milliseconds_since(events.begin),
                                          events.ended[i].milliseconds_since(events.begin)};
     if (is_compute(action.kind)) {

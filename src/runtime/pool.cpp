@@ -45,6 +45,7 @@ void Pool::give_back(int slot) {
 void Pool::poison() {
   if (slots() > 0) {
     check(cudaMemset(data_, poison_byte, bytes(slots(), slot_bytes_)), "cudaMemset");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // cudaMemset may return earlier
   }
 }
 

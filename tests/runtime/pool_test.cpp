@@ -41,6 +41,7 @@ TEST_F(PoolTest, CountsTheSlotsThatWereWritten) {
   pool_.poison();
   EXPECT_EQ(pool_.touched_slots(), 0);
   check(cudaMemset(pool_.take(1), 0, 8), "cudaMemset");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   EXPECT_EQ(pool_.touched_slots(), 1);
 }
 

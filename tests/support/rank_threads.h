@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <thread>
@@ -24,7 +25,9 @@ inline void run_ranks(int ranks, const std::function<void(Control&)>& body) {
         cudaGetDeviceCount(&devices);
         cudaSetDevice(rank % devices);
         body(group.control(rank));
-      } catch (...) {
+      } catch (const std::exception& failure) {
+        // Said at once: the other ranks may now wait for this one until the test is killed.
+        std::fprintf(stderr, "rank %d: %s\n", rank, failure.what());
         failures[static_cast<size_t>(rank)] = std::current_exception();
         group.abort();
       }

@@ -38,7 +38,7 @@ class Executor {
 
   // Ties device times to the host's clock. The compute stream must be idle; the host waits.
   void set_clock();
-  // Times of step `step`, one of the last two, which must have ended.
+  // Times of step `step`, one of the last two. Waits for its end on the host.
   RankTrace trace(int64_t step) const;
 
  private:
