@@ -251,10 +251,16 @@ class AdamwOptimizer final : public Optimizer {
     for (const LocalParameter& local : store_.parameters()) {
       const kernels::AdamwSettings settings{local.parameter->decayed ? options_.weight_decay : 0,
                                             options_.beta1, options_.beta2, options_.epsilon};
-      kernels::adamw(reinterpret_cast<T*>(local.weight), as_accumulators(local.master),
-                     as_accumulators(local.moment1), as_accumulators(local.moment2),
-                     as_accumulators(local.gradient), local.parameter->elements(), settings,
-                     scalars_, stream.get());
+      const auto update_weight = [&](auto* weight) {
+        kernels::adamw(weight, as_accumulators(local.master), as_accumulators(local.moment1),
+                       as_accumulators(local.moment2), as_accumulators(local.gradient),
+                       local.parameter->elements(), settings, scalars_, stream.get());
+      };
+      if (local.weight == local.master) {
+        update_weight(as_accumulators(local.weight));
+      } else {
+        update_weight(reinterpret_cast<T*>(local.weight));
+      }
     }
   }
 

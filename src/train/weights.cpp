@@ -60,7 +60,7 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
     }
     const std::vector<float> master(exact.begin(), exact.end());
     upload(local.master, master.data(), master.size() * sizeof(float));
-    if (precision == Precision::bf16) {
+    if (local.weight != local.master) {
       const std::vector<kernels::bf16> weight(master.begin(), master.end());
       upload(local.weight, weight.data(), weight.size() * sizeof(kernels::bf16));
     }
