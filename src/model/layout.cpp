@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 #include "pipetrain/error.h"
 
@@ -60,6 +62,22 @@ size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& sha
 size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
                            Precision precision, const StageLayers& layers) {
   return SlotLayout(gradient_layout(config, shape, precision, layers)).bytes();
+}
+
+void MicrobatchShape::check(const GptConfig& config) const {
+  if (batch < 1) {
+    throw UsageError(fmt::format("--microbatch-size {}: must be at least 1", batch));
+  }
+  if (sequence < 1 || sequence > config.sequence) {
+    throw UsageError(fmt::format("--sequence-length {}: must be 1 to {}, the model's positions",
+                                 sequence, config.sequence));
+  }
+  constexpr int64_t limit = std::numeric_limits<int>::max();
+  if (int64_t{batch} * sequence * config.heads > limit) {
+    throw UsageError(fmt::format(
+        "--microbatch-size {}: times --sequence-length {} and --heads {} must be at most {}", batch,
+        sequence, config.heads, limit));
+  }
 }
 
 size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision) {

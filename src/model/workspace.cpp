@@ -165,6 +165,7 @@ template HeadScratch<double> GptWorkspace::head_scratch() const;
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,
     const std::vector<StageLayers>& stages, Region& region) {
+  shape.check(config);
   return {new GptWorkspace(config, shape, precision, stages, region),
           [](GptWorkspace* workspace) { delete workspace; }};
 }

@@ -6,6 +6,7 @@
 
 #include "pipetrain/error.h"
 #include "pipetrain/model/flops.h"
+#include "pipetrain/model/stage.h"
 
 namespace pipetrain {
 namespace {
@@ -52,6 +53,17 @@ TEST(Config, EveryBadSizeNamesItsFlag) {
     EXPECT_TRUE(names(message, flag)) << flag << " " << value << ": " << message;
     EXPECT_NE(message.find(std::to_string(value)), std::string::npos) << message;
   }
+}
+
+TEST(Config, ABadMicrobatchNamesItsFlag) {
+  EXPECT_NO_THROW((MicrobatchShape{3, 5}.check(tiny())));
+  const auto message = [](int batch, int sequence) {
+    return usage_error([&] { MicrobatchShape{batch, sequence}.check(tiny()); });
+  };
+  EXPECT_TRUE(names(message(0, 5), "--microbatch-size")) << message(0, 5);
+  EXPECT_TRUE(names(message(1, 0), "--sequence-length")) << message(1, 0);
+  EXPECT_TRUE(names(message(1, 6), "--sequence-length")) << message(1, 6);
+  EXPECT_TRUE(names(message(1 << 30, 5), "--microbatch-size")) << message(1 << 30, 5);
 }
 
 TEST(Config, PrecisionsReadBackWhatTheyPrint) {

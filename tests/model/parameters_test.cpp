@@ -174,7 +174,7 @@ TEST(InitialValues, DependOnSeedAndNameAlone) {
   const GptConfig config = small();
   std::set<double> first_values;
   size_t random = 0;
-  for (const uint64_t seed : {uint64_t{1}, uint64_t{2}, uint64_t{1} << 40}) {
+  for (const uint64_t seed : {uint64_t{1}, uint64_t{2}, (uint64_t{1} << 40) + 1}) {
     for (const Parameter& parameter : parameter_table(config)) {
       const std::vector<double> values = initial_values(parameter, config, seed);
       EXPECT_EQ(values, initial_values(parameter, config, seed));

@@ -119,6 +119,26 @@ TEST(Gradients, AreTheSlopesOfTheLossWhenTheHeadTakesSeveralChunksOfRows) {
   expect_gradients_of_the_loss(config, shape, partition(0, 1), some_batch(config, shape, 1));
 }
 
+// Sequences of a micro-batch are independent: two of them at once are as one after the other.
+TEST(Gradients, AreThoseOfSmallerMicrobatchesWhenTheHeadTakesSeveralChunksOfRows) {
+  GptConfig config = tiny();
+  config.sequence = 550;
+  const Batch batch = some_batch(config, {2, 550}, 1);
+  Rig together(config, {2, 550}, Precision::fp64, partition(2, 1));
+  Rig apart(config, {1, 550}, Precision::fp64, partition(2, 1));
+  for (Rig* rig : {&together, &apart}) {
+    rig->set_weights(lively_weights(config, 3));
+    rig->run_step(batch.inputs, batch.targets, Backward::whole);
+  }
+  EXPECT_NEAR(together.loss(), apart.loss(), 1e-12);
+  const Values expected = apart.gradients();
+  for (const auto& [name, values] : together.gradients()) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      ASSERT_NEAR(values[i], expected.at(name)[i], 1e-12) << name;
+    }
+  }
+}
+
 // A slot has no byte that is not needed, so that the bytes that are planned are those that are
 // used.
 TEST(Slots, AreFilledByForwardAndInputGradientToTheLastByte) {

@@ -53,6 +53,9 @@ struct MicrobatchShape {
   int batch = 1;     // B
   int sequence = 1;  // T
   int rows() const { return batch * sequence; }
+  // Throws UsageError naming the flag unless both are positive, the model has that many positions
+  // and rows times heads, the largest count of a kernel's loop, fits into an int.
+  void check(const GptConfig& config) const;
 };
 
 // A tensor of a slot: `count` of them, one per layer unless the name says otherwise. Each is
