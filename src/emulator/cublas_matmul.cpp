@@ -6,6 +6,8 @@
 
 #include "emulator/cublas_matmul.h"
 
+#include <cuda_bf16.h>
+
 #include <cstring>
 #include <memory>
 #include <type_traits>
@@ -16,40 +18,6 @@
 
 namespace emulator {
 namespace {
-
-struct Bf16 {
-  uint16_t bits;
-};
-
-float widen(Bf16 value) {
-  const uint32_t bits = uint32_t(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-inline float widen(float value) {
-  return value;
-}
-inline double widen(double value) {
-  return value;
-}
-
-// To nearest, ties to even; a NaN stays a (quiet) NaN.
-void round_to(Bf16& result, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if (value != value) {
-    result.bits = uint16_t((bits >> 16) | 0x40);
-    return;
-  }
-  result.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-inline void round_to(float& result, float value) {
-  result = value;
-}
-inline void round_to(double& result, double value) {
-  result = value;
-}
 
 #ifdef PIPETRAIN_SANITIZE
 constexpr bool always_scratch = true;
@@ -125,7 +93,7 @@ const T* as_computed(const In* matrix, const Matrix& layout, size_t& ld) {
     T* const copy = scratch<T, which>(layout.rows * layout.cols);
     for (size_t col = 0; col < layout.cols; ++col) {
       for (size_t row = 0; row < layout.rows; ++row) {
-        copy[row + col * ld] = widen(matrix[row + col * layout.ld]);
+        copy[row + col * ld] = T(matrix[row + col * layout.ld]);
       }
     }
     return copy;
@@ -160,12 +128,12 @@ void matmul_one(const MatmulShape& s, const In* a, const In* b, const Out* c, Ou
       for (size_t row = 0; row < s.m; ++row) {
         T value = product[row + col * s.m];
         if (beta != 0) {
-          value += beta * widen(c[row + col * s.c.ld]);
+          value += beta * T(c[row + col * s.c.ld]);
         }
         if (bias != nullptr) {
-          value += widen(bias[row]);
+          value += T(bias[row]);
         }
-        round_to(d[row + col * s.d.ld], value);
+        d[row + col * s.d.ld] = Out(value);
       }
     }
   }
@@ -197,9 +165,9 @@ void matmul(const MatmulShape& shape, const MatmulOperands& operands) {
   } else if (shape.a.type == CUDA_R_32F) {
     matmul_batch<float, float, float>(shape, operands);
   } else if (shape.d.type == CUDA_R_32F) {
-    matmul_batch<float, Bf16, float>(shape, operands);
+    matmul_batch<float, __nv_bfloat16, float>(shape, operands);
   } else {
-    matmul_batch<float, Bf16, Bf16>(shape, operands);
+    matmul_batch<float, __nv_bfloat16, __nv_bfloat16>(shape, operands);
   }
 }
 

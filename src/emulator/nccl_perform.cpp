@@ -1,6 +1,8 @@
 // What a batch does on its stream: collective operations out of messages between all pairs of
 // ranks, then its sends and receives.
 
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,30 +14,13 @@ namespace {
 // A reduction works on this many bytes at a time, so that its scratch is bounded.
 constexpr size_t chunk_bytes = size_t(16) << 20;
 
-struct Bf16 {
-  uint16_t bits;
-};
-
-float widen(Bf16 value) {
-  const uint32_t bits = uint32_t(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof result);
-  return result;
-}
-void narrow(Bf16& result, float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const bool nan = value != value;
-  result.bits = uint16_t(nan ? (bits >> 16) | 0x40 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 // The type that sums of T are formed in. Integers wrap around.
 template <class T>
 struct SumOf {
   using type = T;
 };
 template <>
-struct SumOf<Bf16> {
+struct SumOf<__nv_bfloat16> {
   using type = float;
 };
 template <>
@@ -56,8 +41,8 @@ template <class T>
 void reduce_parts(T* out, const std::vector<const T*>& parts, size_t count, ncclRedOp_t op) {
   using Sum = typename SumOf<T>::type;
   const auto load = [](T value) {
-    if constexpr (std::is_same_v<T, Bf16>) {
-      return widen(value);
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return float(value);
     } else {
       return value;
     }
@@ -83,11 +68,7 @@ void reduce_parts(T* out, const std::vector<const T*>& parts, size_t count, nccl
       }
     }
     for (size_t i = 0; i < length; ++i) {
-      if constexpr (std::is_same_v<T, Bf16>) {
-        narrow(out[begin + i], values[i]);
-      } else {
-        out[begin + i] = values[i];
-      }
+      out[begin + i] = T(values[i]);
     }
   }
 }
@@ -117,7 +98,7 @@ void reduce(void* out, const std::vector<const char*>& parts, size_t count, nccl
     case ncclFloat64:
       return reduce_as<double>(out, parts, count, op);
     case ncclBfloat16:
-      return reduce_as<Bf16>(out, parts, count, op);
+      return reduce_as<__nv_bfloat16>(out, parts, count, op);
   }
 }
 
