@@ -147,7 +147,7 @@ TEST_F(Safetensors, NamesThatStandTwiceAreRefused) {
 }
 
 TEST_F(Safetensors, UnwritablePathIsAnError) {
-  EXPECT_THROW(SafetensorsWriter("/nonexistent/x", {}), Error);
+  EXPECT_THROW(SafetensorsWriter("/dev/null/x", {}), Error);
 }
 
 }  // namespace
