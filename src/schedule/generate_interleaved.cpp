@@ -41,30 +41,28 @@ void check_group(Schedule& schedule, const Request& request, int group) {
   const int p = request.ranks;
   const int m = request.microbatches;
   const int chunks = request.chunks;
-  const int remainder = m % group;
-  if (group >= p && (remainder == 0 || remainder >= p)) {
+  if (group >= p && (m % group == 0 || m % group >= p)) {
     return;
   }
-  const auto advice = fmt::format(
-      "choose --group of at least --ranks {} such that --microbatches {} leaves a remainder of 0 "
-      "or "
-      "of at least {}",
-      p, m, p);
+  int legal = std::min(p, m);
+  while (legal < m && m % legal != 0 && m % legal < p) {
+    ++legal;
+  }
   const std::vector<Wait> waits = walk(schedule, [](int, int, int) {});
   if (!waits.empty()) {
     throw UsageError(
         fmt::format("--schedule interleaved with --ranks {}, --chunks {}, --group {} and "
-                    "--microbatches {} deadlocks ({}); {}",
-                    p, chunks, group, m, describe_deadlock(waits), advice));
+                    "--microbatches {} deadlocks ({}); --group {} does not",
+                    p, chunks, group, m, describe_deadlock(waits), legal));
   }
   const Simulation simulation = simulate(schedule, Costs{});
   const double bubble = simulation.makespan - simulation.ideal;
   const double reachable = 3.0 * (p - 1) / chunks;
   if (m >= p && bubble > reachable * (1 + 1e-9)) {
-    schedule.warnings.push_back(
-        fmt::format("--group {} leaves {} of --microbatches {} over: the bubble is {:.3g} times "
-                    "what interleaved reaches; {}",
-                    group, remainder, m, bubble / reachable, advice));
+    schedule.warnings.push_back(fmt::format(
+        "--group {} with --ranks {} and --microbatches {}: the bubble is {:.3g} times that of "
+        "--group {}",
+        group, p, m, bubble / reachable, legal));
   }
 }
 

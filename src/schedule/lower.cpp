@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "pipetrain/schedule/generate.h"
+#include "pipetrain/schedule/simulate.h"
 #include "pipetrain/schedule/validate.h"
 #include "schedule/program.h"
 
@@ -33,27 +34,40 @@ class Pool {
   int size_ = 0;
 };
 
+// The makespan without slots and gates, in the times of make_order().
+double free_makespan(const Schedule& schedule) {
+  const double share = schedule.placement.chunks();
+  Costs costs;
+  costs.forward = costs.backward_input = costs.backward_weight = {share};
+  costs.latency = order_latency;
+  return simulate(schedule, costs).makespan;
+}
+
 // Two outgoing slots per channel, unless writers then wait where unlimited slots would not make
 // them: such a channel gets as many as it can fill.
-GlobalOrder order_with_slots(Program& program) {
+GlobalOrder order_with_slots(const Schedule& schedule, Program& program) {
+  constexpr double less_than_a_computation = 0.5;
   const int channels = int(program.channels.size());
   for (int c = 0; c < channels; ++c) {
     program.channels[c].incoming_slots = program.stays(c) ? 0 : incoming;
   }
-  const GlobalOrder unlimited =
-      make_order(program, std::vector<int>(channels, std::numeric_limits<int>::max()));
   std::vector<int> outgoing(channels, default_outgoing);
   GlobalOrder order = make_order(program, outgoing);
-  bool raised = true;
-  while (raised && (!order.complete || order.makespan > unlimited.makespan + 0.5)) {
-    raised = false;
-    for (int c = 0; c < channels; ++c) {
-      if (order.delayed[c] && unlimited.peak_outgoing[c] > outgoing[c]) {
-        outgoing[c] = unlimited.peak_outgoing[c];
-        raised = true;
+  if (!order.complete || order.makespan > free_makespan(schedule) + less_than_a_computation) {
+    const GlobalOrder unlimited =
+        make_order(program, std::vector<int>(channels, std::numeric_limits<int>::max()));
+    bool raised = true;
+    while (raised &&
+           (!order.complete || order.makespan > unlimited.makespan + less_than_a_computation)) {
+      raised = false;
+      for (int c = 0; c < channels; ++c) {
+        if (order.delayed[c] && unlimited.peak_outgoing[c] > outgoing[c]) {
+          outgoing[c] = unlimited.peak_outgoing[c];
+          raised = true;
+        }
       }
+      order = make_order(program, outgoing);
     }
-    order = make_order(program, outgoing);
   }
   for (int c = 0; c < channels; ++c) {
     program.channels[c].outgoing_slots = program.stays(c) ? 0 : outgoing[c];
@@ -227,7 +241,7 @@ LoweredSchedule lower(const Schedule& schedule, const LowerOptions& options) {
     return lower(forwards_of(schedule));
   }
   Program program = make_program(schedule);
-  const GlobalOrder order = order_with_slots(program);
+  const GlobalOrder order = order_with_slots(schedule, program);
   return Emitter(schedule, program).run(order);
 }
 

@@ -8,9 +8,6 @@ namespace pipetrain::schedule {
 
 namespace {
 
-// Small enough that all hops of a step together stay below one computation.
-constexpr double latency = 1.0 / (1 << 20);
-
 double duration_of(Kind kind) {
   switch (kind) {
     case Kind::forward:
@@ -231,7 +228,7 @@ class OrderBuilder {
   void place_transfer(int channel, double start) {
     ChannelState& state = channels_[channel];
     order_.nodes.push_back({-1, program_.channel_messages[channel][state.transferred]});
-    state.free = start + latency;
+    state.free = start + order_latency;
     state.transfer_ends.push_back(state.free);
     ++state.transferred;
     offer_channel(channel);

@@ -52,9 +52,12 @@ struct GlobalOrder {
   bool complete = false;           // false: deadlock, because outgoing slots are too few
 };
 
+// Small enough that all hops of a step together stay below one computation.
+constexpr double order_latency = 1.0 / (1 << 20);
+
 // Puts all computations and transfers into one order in which everything stands after what it
-// depends on: of the nodes that may run, the one with the least start time, F = I = W = 1 and a
-// small latency. `outgoing`: slots per channel.
+// depends on: of the nodes that may run, the one with the least start time, F = I = W = 1 per
+// chunk and order_latency. `outgoing`: slots per channel.
 GlobalOrder make_order(const Program& program, const std::vector<int>& outgoing);
 
 }  // namespace pipetrain::schedule

@@ -40,7 +40,9 @@ class LoweredSimulator {
     result_.ranks.resize(schedule.ranks.size());
     for (size_t r = 0; r < starts_.size(); ++r) {
       starts_[r].reserve(schedule.ranks[r].size());
+      result_.ranks[r].intervals.reserve(schedule.ranks[r].size());
     }
+    result_.transfers.reserve(schedule.order.size() / 2);
   }
 
   Simulation run() {

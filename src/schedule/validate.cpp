@@ -34,6 +34,8 @@ class ComputeValidator {
       const std::vector<Action>& list = schedule_.ranks[rank];
       for (int position = 0; position < int(list.size()); ++position) {
         check_entry(rank, position);
+      }
+      for (int position = 0; position < int(list.size()); ++position) {
         check_pair(rank, position);
       }
     }
