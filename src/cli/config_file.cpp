@@ -21,9 +21,9 @@ class FlatToml : public CLI::ConfigTOML {
 
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
     const std::vector<const CLI::App*> given = main_.get_subcommands(nullptr);
-    std::vector<CLI::ConfigItem> items = CLI::ConfigTOML::from_config(input);
+    std::vector<CLI::ConfigItem> entries = CLI::ConfigTOML::from_config(input);
     std::set<std::string> names;
-    for (CLI::ConfigItem& item : items) {
+    for (CLI::ConfigItem& item : entries) {
       if (!item.parents.empty() || item.name == "++" || item.name == "--") {
         throw UsageError(fmt::format("--config: section '{}': the file must be flat, keys only",
                                      item.parents.empty() ? item.name : item.parents.front()));
@@ -37,7 +37,7 @@ class FlatToml : public CLI::ConfigTOML {
         }
       }
     }
-    return items;
+    return entries;
   }
 
  private:

@@ -15,6 +15,12 @@
 namespace pipetrain {
 namespace {
 
+#ifdef PIPETRAIN_HOST
+constexpr bool emulated = true;
+#else
+constexpr bool emulated = false;
+#endif
+
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
 
 void line(const std::string& what, const std::string& value) {
@@ -113,11 +119,11 @@ void report_emulation() {
 int doctor() {
   line("pipetrain", fmt::format("{} ({} flavour)", PIPETRAIN_VERSION, PIPETRAIN_FLAVOUR));
   report_machine();
-#ifdef PIPETRAIN_CUDA
-  report_devices();
-#else
-  report_emulation();
-#endif
+  if (emulated) {
+    report_emulation();
+  } else {
+    report_devices();
+  }
   return 0;
 }
 

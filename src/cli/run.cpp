@@ -5,9 +5,11 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cli/command.h"
@@ -24,8 +26,15 @@ std::string version() {
                      PIPETRAIN_FLAVOUR, PIPETRAIN_BUILD, PIPETRAIN_REASON);
 }
 
-// One line per error: what was given, what is allowed, which flag.
+// One line per error: what was given, what is allowed, which flag. Wrong usage, and what does not
+// fit, are found by all ranks alike: the first one reports it, and the others leave it the time to,
+// for mpirun ends all ranks as soon as one has left.
 int report(ExitCode code, std::string message) {
+  const bool common = code == ExitCode::usage || code == ExitCode::does_not_fit;
+  if (common && launched_rank() != 0) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    return int(code);
+  }
   while (!message.empty() && message.back() == '\n') {
     message.pop_back();
   }

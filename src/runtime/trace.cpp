@@ -56,7 +56,7 @@ RankTrace deserialize_trace(const std::vector<std::byte>& bytes) {
   std::memcpy(&trace.end_of_step, in + sizeof(counts), sizeof(double));
   in += sizeof(counts) + sizeof(double);
   if (bytes.size() !=
-      sizeof(counts) + sizeof(double) + (counts[0] + counts[1]) * sizeof(schedule::Interval)) {
+      sizeof(counts) + sizeof(times) + (counts[0] + counts[1]) * sizeof(schedule::Interval)) {
     throw InternalError("trace: message of wrong size");
   }
   trace.compute.resize(counts[0]);

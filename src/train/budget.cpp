@@ -70,6 +70,19 @@ size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placeme
                       [](const auto&... arguments) { return gradient_slot_bytes(arguments...); });
 }
 
+Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
+                                 int rank) {
+  Optimizer::Shape shape = {.config = request.model,
+                            .precision = request.precision,
+                            .stages = {},
+                            .pipeline_rank = rank,
+                            .microbatches = placement.microbatches()};
+  for (int r = 0; r < placement.ranks(); ++r) {
+    shape.stages.push_back(held_stages(request, placement, r));
+  }
+  return shape;
+}
+
 Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
                    int rank) {
   const schedule::Placement& placement = schedule.placement;
@@ -87,7 +100,8 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
                                       gradient_slot_bytes(request, placement, rank));
   budget.channel_slots = Exchange::bytes(schedule, rank, message);
   budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held);
-  budget.step_data = StepBuffers::bytes(request, placement, rank);
+  budget.step_data = Optimizer::bytes(optimizer_shape(request, placement, rank)) +
+                     StepBuffers::bytes(request, placement, rank);
   budget.nccl = nccl_estimate(schedule, rank);
   return budget;
 }

@@ -33,8 +33,7 @@ size_t StepBuffers::bytes(const BudgetRequest& request, const schedule::Placemen
     sum += aligned(token_count(request, placement) * sizeof(int));
   }
   if (holds(request, placement, rank, &StageLayers::head)) {
-    sum += aligned(token_count(request, placement) * sizeof(int)) + aligned(accumulator) +
-           aligned(size_t(placement.microbatches()) * accumulator);
+    sum += aligned(token_count(request, placement) * sizeof(int)) + aligned(accumulator);
   }
   return sum;
 }
@@ -43,7 +42,7 @@ StepBuffers::Pinned::Pinned(size_t tokens)
     : inputs(tokens * sizeof(int)), targets(tokens * sizeof(int)), scale(sizeof(double)) {}
 
 StepBuffers::StepBuffers(const BudgetRequest& request, const schedule::Placement& placement,
-                         int rank, Region& region)
+                         int rank, std::byte* losses, Region& region)
     : precision_(request.precision),
       embeds_(holds(request, placement, rank, &StageLayers::embedding)),
       has_head_(holds(request, placement, rank, &StageLayers::head)),
@@ -59,7 +58,7 @@ StepBuffers::StepBuffers(const BudgetRequest& request, const schedule::Placement
     data_.targets = reinterpret_cast<int*>(targets_);
     scale_ = region.take_bytes(accumulator);
     data_.loss_scale = scale_;
-    data_.losses = region.take_bytes(size_t(placement.microbatches()) * accumulator);
+    data_.losses = losses;
   }
 }
 

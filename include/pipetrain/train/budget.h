@@ -7,6 +7,7 @@
 #include "pipetrain/model/config.h"
 #include "pipetrain/model/stage.h"
 #include "pipetrain/schedule/schedule.h"
+#include "pipetrain/train/optimizer.h"
 
 namespace pipetrain {
 
@@ -44,6 +45,9 @@ size_t activation_slot_bytes(const BudgetRequest& request, const schedule::Place
                              int rank);
 size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
                            int rank);
+
+Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
+                                 int rank);
 
 Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
                    int rank);

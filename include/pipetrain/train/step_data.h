@@ -11,12 +11,13 @@
 
 namespace pipetrain {
 
-// Tokens, targets, loss scale and losses of a step, on the ranks that need them.
+// Tokens, targets and loss scale of a step, on the ranks that need them.
 class StepBuffers {
  public:
   static size_t bytes(const BudgetRequest& request, const schedule::Placement& placement, int rank);
+  // `losses`: where the head writes the losses of the micro-batches.
   StepBuffers(const BudgetRequest& request, const schedule::Placement& placement, int rank,
-              Region& region);
+              std::byte* losses, Region& region);
 
   const StepData& data() const { return data_; }
 

@@ -1,0 +1,363 @@
+#include "pipetrain/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+
+#include "pipetrain/comm/agree.h"
+#include "pipetrain/device/check.h"
+#include "pipetrain/device/info.h"
+#include "pipetrain/error.h"
+#include "pipetrain/model/flops.h"
+#include "pipetrain/runtime/watchdog.h"
+#include "pipetrain/schedule/render.h"
+#include "pipetrain/train/engine.h"
+#include "pipetrain/train/job.h"
+#include "pipetrain/train/log.h"
+#include "pipetrain/train/run_directory.h"
+#include "pipetrain/train/weights.h"
+
+namespace pipetrain {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto progress_interval = std::chrono::seconds(2);
+
+// One run of train() on one rank.
+class Trainer {
+ public:
+  Trainer(const TrainConfig& config, Control& control);
+  TrainReport run();
+
+ private:
+  // A step whose result is known, but not yet what share of it the other ranks were busy.
+  struct Unmeasured {
+    StepMetrics metrics;
+    double busy = 0;    // of this rank, milliseconds
+    double window = 0;  // from the start of the step to the end of this rank's last action
+  };
+
+  bool leads() const { return control_.rank() == 0; }
+  Watchdog* watchdog() { return watchdog_ ? &*watchdog_ : nullptr; }
+  void prepare(const TrainConfig& config);
+  void open_outputs(const TrainConfig& config);
+  void announce();
+  void loop();
+  void submit(int64_t step);
+  void finish_until(int64_t step);
+  void finish(int64_t step);
+  void after_first_step();
+  void measure_rest();
+  void publish(int64_t step, const std::vector<double>& busy);
+  void gather_trace();
+  void write_outputs();
+  std::vector<std::vector<std::byte>> gather_by_pipeline_rank(std::span<const std::byte> data);
+
+  Control& control_;
+  std::unique_ptr<RunDirectory> run_directory_;
+  std::unique_ptr<Log> log_;
+  std::unique_ptr<MetricsFile> metrics_;
+  std::optional<Watchdog> watchdog_;
+  std::optional<Job> job_;
+  std::optional<Engine> engine_;
+  std::optional<TrainReport> report_;
+  std::string device_name_;
+  double peak_flops_ = 0;  // of one device, dense bf16; 0: unknown
+  Clock::time_point start_;
+  Clock::time_point last_end_;
+  Clock::time_point last_progress_;
+  int64_t finished_ = 0;
+  bool stop_ = false;
+  std::map<int64_t, Unmeasured> unmeasured_;
+  std::map<int64_t, int64_t> busy_of_;  // submitted step -> the step whose busy time went with it
+};
+
+Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
+  agree(control_, [&] { config.check(); });
+  watchdog_.emplace(std::chrono::duration<double>(config.timeout), Watchdog::exit_process());
+  prepare(config);
+}
+
+// Everything that can be wrong with the input, before anything is allocated.
+void Trainer::prepare(const TrainConfig& config) {
+  const Watchdog::HostPhase phase(watchdog(),
+                                  fmt::format("rank {} reads its input", control_.rank()));
+  agree(control_, [&] {
+    job_.emplace(make_job(config, control_.size(), control_.rank()));
+    if (device_count() == 0) {
+      throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
+    }
+    select_device(control_.local_rank() % device_count());
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+    require_fit(*job_, free_bytes);
+  });
+  control_.require_equal(job_->fingerprint(), "the job (flags, data or schedule)");
+  agree(control_, [&] {
+    if (leads()) {
+      open_outputs(config);
+    } else {
+      log_ = std::make_unique<Log>("", Log::Terminal::off);
+    }
+  });
+}
+
+void Trainer::open_outputs(const TrainConfig& config) {
+  if (!config.run_dir.empty()) {
+    run_directory_ = std::make_unique<RunDirectory>(config.run_dir);
+    metrics_ = std::make_unique<MetricsFile>(run_directory_->metrics_file());
+  }
+  if (!config.trace.empty()) {
+    require_writable_file(config.trace, "--trace");
+  }
+  if (!config.dump_gradients.empty()) {
+    require_writable_file(config.dump_gradients, "--dump-gradients");
+  }
+  if (!config.export_dir.empty()) {
+    require_writable_directory(config.export_dir, "--export");
+  }
+  log_ = std::make_unique<Log>(run_directory_ ? run_directory_->log_file() : "");
+}
+
+std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(
+    std::span<const std::byte> data) {
+  std::vector<std::vector<std::byte>> all = control_.gather(data, 0);
+  std::vector<std::vector<std::byte>> first_replica;
+  for (size_t rank = 0; rank < all.size(); rank += size_t(job_->grid.replicas)) {
+    first_replica.push_back(std::move(all[rank]));
+  }
+  return first_replica;
+}
+
+void Trainer::announce() {
+  const GptConfig& gpt = job_->model.config;
+  const DeviceInfo device = device_info(control_.local_rank() % device_count());
+  device_name_ = device.emulated ? "host" : "cuda";
+  peak_flops_ = dense_bf16_peak_flops(device.name);
+  log_->info(fmt::format(
+      "GPT of {} layers, width {}, {} heads, vocabulary {}: {} parameters, {}; {} tokens of data",
+      gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, parameter_count(gpt),
+      to_string(job_->config.precision), job_->tokens->size()));
+  log_->info(
+      fmt::format("{} on {} ranks, {} stages; {} micro-batches of {} x {} tokens per step; "
+                  "device: {}",
+                  job_->schedule.name, job_->grid.pipeline, job_->schedule.placement.stages(),
+                  job_->batch.microbatches, job_->batch.batch, job_->batch.sequence, device.name));
+  for (const std::string& warning : job_->warnings) {
+    log_->warning(warning);
+  }
+  if (job_->model.source) {
+    for (const std::string& note : job_->model.source->notes) {
+      log_->info(note);
+    }
+  }
+  const std::string budget = to_string(job_->budget);
+  const auto budgets = control_.gather(std::as_bytes(std::span(budget.data(), budget.size())), 0);
+  for (size_t rank = 0; rank < budgets.size(); ++rank) {
+    log_->info(fmt::format("memory of rank {}: {}", rank,
+                           std::string_view(reinterpret_cast<const char*>(budgets[rank].data()),
+                                            budgets[rank].size())));
+  }
+}
+
+TrainReport Trainer::run() {
+  announce();
+  engine_.emplace(*job_, control_, watchdog());
+  {
+    const Watchdog::HostPhase phase(watchdog(),
+                                    fmt::format("rank {} sets its weights", control_.rank()));
+    agree(control_, [&] { engine_->set_initial_weights(); });
+  }
+  report_.emplace(TrainReport{.steps = {},
+                              .peaks = {},
+                              .budget = job_->budget,
+                              .schedule = job_->schedule,
+                              .planned = job_->planned,
+                              .measured = job_->planned,
+                              .stopped = false});
+  loop();
+  write_outputs();
+  return std::move(*report_);
+}
+
+// The host submits one step ahead of the device and reads each result one step late.
+void Trainer::loop() {
+  start_ = last_end_ = last_progress_ = Clock::now();
+  int64_t step = 0;
+  for (; step < job_->config.steps && !stop_; ++step) {
+    if (step + 1 == job_->config.steps) {
+      // The last step is the one that is drawn: all ranks begin it together.
+      const Watchdog::HostPhase phase(
+          watchdog(), fmt::format("rank {} waits for the last step", control_.rank()));
+      finish_until(step);
+      engine_->drain();
+      control_.barrier();
+      engine_->set_clock();
+    }
+    submit(step);
+    if (step == 0) {
+      finish_until(1);
+      after_first_step();
+    } else {
+      finish_until(step);
+    }
+  }
+  finish_until(step);
+  report_->stopped = step < job_->config.steps;
+  measure_rest();
+  gather_trace();
+}
+
+void Trainer::submit(int64_t step) {
+  busy_of_[step] = finished_ - 1;
+  const auto known = unmeasured_.find(finished_ - 1);
+  engine_->submit(step, {.learning_rate = job_->config.rate().at(step),
+                         .stop = stop_requested(),
+                         .busy = known == unmeasured_.end() ? 0 : known->second.busy});
+}
+
+void Trainer::finish_until(int64_t step) {
+  while (finished_ < step) {
+    finish(finished_++);
+  }
+}
+
+void Trainer::finish(int64_t step) {
+  const StepResult result = engine_->wait(step);
+  const Clock::time_point now = Clock::now();
+  const RankTrace trace = engine_->trace(step);
+  StepMetrics metrics;
+  metrics.step = step + 1;
+  metrics.loss = result.loss;
+  metrics.grad_norm = result.grad_norm;
+  metrics.skipped = result.skipped;
+  metrics.learning_rate = job_->config.rate().at(step);
+  metrics.tokens = int64_t(job_->batch.tokens_per_step());
+  metrics.step_seconds = std::chrono::duration<double>(now - last_end_).count();
+  metrics.tokens_per_second = double(metrics.tokens) / metrics.step_seconds;
+  if (peak_flops_ > 0) {
+    metrics.mfu = flops_per_token(job_->model.config, job_->batch.sequence) *
+                  metrics.tokens_per_second / (control_.size() * peak_flops_);
+  }
+  metrics.bubble_planned = job_->planned.bubble_fraction();
+  metrics.device = device_name_;
+  unmeasured_[step] = {std::move(metrics), trace.busy(), trace.compute_end()};
+  last_end_ = now;
+  stop_ = stop_ || result.stop;
+  publish(busy_of_.at(step), result.busy);
+  busy_of_.erase(step);
+}
+
+// The first step shows how many slots are written, in the memory itself.
+void Trainer::after_first_step() {
+  const Watchdog::HostPhase phase(
+      watchdog(), fmt::format("rank {} waits after the first step", control_.rank()));
+  engine_->drain();
+  const Pool& activations = engine_->activations();
+  const Pool& gradients = engine_->gradient_slots();
+  PeakActivations own = {activations.touched_slots(), activations.slots(), activations.slot_bytes(),
+                         gradients.touched_slots(),   gradients.slots(),   gradients.slot_bytes()};
+  const auto all = gather_by_pipeline_rank(std::as_bytes(std::span(&own, 1)));
+  report_->peaks.resize(all.size());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    std::memcpy(&report_->peaks[rank], all[rank].data(), sizeof(PeakActivations));
+  }
+  if (!job_->config.dump_gradients.empty()) {
+    write_tensors(job_->config.dump_gradients, StoredTensor::gradient, engine_->parameters(),
+                  job_->config.precision, job_->grid, control_);
+  }
+  last_end_ = Clock::now();
+}
+
+// The last steps' busy times travelled with no step.
+void Trainer::measure_rest() {
+  const Watchdog::HostPhase phase(watchdog(),
+                                  fmt::format("rank {} ends the training", control_.rank()));
+  while (!unmeasured_.empty()) {
+    const auto& [step, unmeasured] = *unmeasured_.begin();
+    const auto all = gather_by_pipeline_rank(std::as_bytes(std::span(&unmeasured.busy, 1)));
+    std::vector<double> busy(all.size());
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      std::memcpy(&busy[rank], all[rank].data(), sizeof(double));
+    }
+    publish(step, busy);
+  }
+}
+
+// Writes the metrics of a step once all ranks' busy times are known.
+void Trainer::publish(int64_t step, const std::vector<double>& busy) {
+  const auto found = unmeasured_.find(step);
+  if (found == unmeasured_.end()) {
+    return;
+  }
+  StepMetrics metrics = std::move(found->second.metrics);
+  const double window = found->second.window;
+  unmeasured_.erase(found);
+  if (window > 0 && !busy.empty()) {
+    metrics.bubble_measured =
+        1 - std::accumulate(busy.begin(), busy.end(), 0.0) / (window * double(busy.size()));
+  }
+  for (const PeakActivations& peak : report_->peaks) {
+    metrics.peak_activations.push_back(peak.measured_slots);
+    metrics.activation_cap.push_back(peak.cap_slots);
+  }
+  if (metrics_) {
+    metrics_->write(metrics);
+  }
+  const Clock::time_point now = Clock::now();
+  const bool last = metrics.step == job_->config.steps;
+  if (metrics.step == 1 || last || now - last_progress_ > progress_interval) {
+    const double elapsed = std::chrono::duration<double>(now - start_).count();
+    const double left = elapsed / double(metrics.step) * double(job_->config.steps - metrics.step);
+    log_->info(progress_line(metrics, job_->config.steps, left));
+    last_progress_ = now;
+  }
+  report_->steps.push_back(std::move(metrics));
+}
+
+void Trainer::gather_trace() {
+  const auto all = gather_by_pipeline_rank(serialize(engine_->trace(finished_ - 1)));
+  if (!leads()) {
+    return;
+  }
+  std::vector<RankTrace> ranks;
+  for (const std::vector<std::byte>& bytes : all) {
+    ranks.push_back(deserialize_trace(bytes));
+  }
+  report_->measured = measured_step(ranks, job_->planned);
+}
+
+void Trainer::write_outputs() {
+  const Watchdog::HostPhase phase(watchdog(),
+                                  fmt::format("rank {} writes its results", control_.rank()));
+  const TrainConfig& config = job_->config;
+  if (leads() && !config.trace.empty()) {
+    std::ofstream file(config.trace, std::ios::binary);
+    file << render_chrome_trace(report_->measured, job_->schedule, {.time_unit = "ms"});
+    file.close();
+    if (!file) {
+      throw Error(ExitCode::other, fmt::format("--trace {}: cannot be written", config.trace));
+    }
+  }
+  if (!config.export_dir.empty()) {
+    const HuggingFaceConfig* source = job_->model.source ? &*job_->model.source : nullptr;
+    export_huggingface(config.export_dir, job_->model.config, source, engine_->parameters(),
+                       config.precision, job_->grid, control_);
+  }
+}
+
+}  // namespace
+
+TrainReport train(const TrainConfig& config, Control& control) {
+  return Trainer(config, control).run();
+}
+
+}  // namespace pipetrain
