@@ -53,8 +53,10 @@ RankTrace deserialize_trace(const std::vector<std::byte>& bytes) {
   }
   const std::byte* in = bytes.data();
   std::memcpy(counts, in, sizeof(counts));
-  std::memcpy(&trace.end_of_step, in + sizeof(counts), sizeof(double));
-  in += sizeof(counts) + sizeof(double);
+  std::memcpy(times, in + sizeof(counts), sizeof(times));
+  trace.start = times[0];
+  trace.end_of_step = times[1];
+  in += sizeof(counts) + sizeof(times);
   if (bytes.size() !=
       sizeof(counts) + sizeof(times) + (counts[0] + counts[1]) * sizeof(schedule::Interval)) {
     throw InternalError("trace: message of wrong size");
