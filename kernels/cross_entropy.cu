@@ -21,6 +21,7 @@ __global__ void cross_entropy_kernel(T* logits, acc_t<T>* losses, const int* tar
   for (int row : rows_of_this_warp(rows)) {
     T* row_logits = logits + size_t(row) * padded_vocabulary;
     const int target = targets[row];
+    const A row_scale = *scale;
     if (target < 0) {
       if (gradient == LogitGradient::replace) {
         for (int v : lanes(padded_vocabulary)) {
@@ -46,15 +47,15 @@ __global__ void cross_entropy_kernel(T* logits, acc_t<T>* losses, const int* tar
     const A row_sum = warp_sum(sum);
     const A target_logit = A(row_logits[target]) - row_max;
     if (lane() == 0) {
-      losses[row] = (std::log(row_sum) - target_logit) * *scale;
+      losses[row] = (std::log(row_sum) - target_logit) * row_scale;
     }
 
     if (gradient == LogitGradient::replace) {
-      const A factor = *scale / row_sum;
+      const A factor = row_scale / row_sum;
       __syncwarp();  // all lanes have read the target's logit
       for (int v : lanes(vocabulary)) {
         const A softmax = exponential(A(row_logits[v]) - row_max) * factor;
-        row_logits[v] = T(v == target ? softmax - *scale : softmax);
+        row_logits[v] = T(v == target ? softmax - row_scale : softmax);
       }
       for (int v : lanes(padded_vocabulary - vocabulary)) {
         row_logits[vocabulary + v] = T(A(0));
