@@ -97,6 +97,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   }
   device.synchronisations.fetch_add(1, std::memory_order_relaxed);
   CUstream_st& stream = emulator::default_stream(device);
+  const std::lock_guard lock(device.copy_mutex);
   if (kind == cudaMemcpyDeviceToDevice) {
     submit_copy(&stream, to, from, bytes);
     return failure(device.number);
@@ -106,7 +107,6 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind 
   const size_t late = staged ? std::min(bytes, kStagedBytes) : 0;
   std::memcpy(to, from, bytes - late);
   if (late != 0) {
-    const std::lock_guard lock(device.mutex);
     device.staging.resize(kStagedBytes);
     std::memcpy(device.staging.data(), static_cast<const char*>(from) + (bytes - late), late);
     submit_copy(&stream, static_cast<char*>(to) + (bytes - late), device.staging.data(), late);

@@ -13,17 +13,17 @@
 namespace emulator {
 namespace {
 
-// Reads an environment variable; a value that is not a number ends the process.
+// Reads an environment variable; a value that is not a number from `least` on ends the process.
 template <class T>
-void read_variable(const char* name, T& value) {
+void read_variable(const char* name, T& value, double least = 0) {
   const char* text = std::getenv(name);
   if (text == nullptr) {
     return;
   }
   char* end = nullptr;
   const double number = std::strtod(text, &end);
-  if (*text == '\0' || *end != '\0') {
-    complain(fmt::format("{} is '{}': it must be a number", name, text));
+  if (*text == '\0' || *end != '\0' || !(number >= least && number < 1e18)) {
+    complain(fmt::format("{} is '{}': it must be a number from {} on", name, text, least));
     std::_Exit(2);
   }
   value = T(number);
@@ -31,12 +31,12 @@ void read_variable(const char* name, T& value) {
 
 Settings settings_from_environment() {
   Settings settings;
-  read_variable("PIPETRAIN_EMULATOR_DEVICES", settings.devices);
+  read_variable("PIPETRAIN_EMULATOR_DEVICES", settings.devices, 1);
   read_variable("PIPETRAIN_EMULATOR_MEMORY", settings.memory_bytes);
   read_variable("PIPETRAIN_EMULATOR_SEED", settings.delay_seed);
   read_variable("PIPETRAIN_EMULATOR_MAX_DELAY_US", settings.max_delay_us);
   read_variable("PIPETRAIN_EMULATOR_ONE_AT_A_TIME", settings.one_at_a_time);
-  read_variable("PIPETRAIN_EMULATOR_DROP_WAIT", settings.drop_wait);
+  read_variable("PIPETRAIN_EMULATOR_DROP_WAIT", settings.drop_wait, -1);
   read_variable("PIPETRAIN_EMULATOR_DROP_WAIT_DEVICE", settings.drop_wait_device);
   read_variable("PIPETRAIN_EMULATOR_LATENCY_US", settings.link_latency_us);
   read_variable("PIPETRAIN_EMULATOR_BYTES_PER_US", settings.link_bytes_per_us);

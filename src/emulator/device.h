@@ -30,7 +30,9 @@ struct Device {
   std::map<int, std::shared_ptr<CUstream_st>> streams;
   std::vector<std::shared_ptr<CUstream_st>> closing;
   std::shared_ptr<CUstream_st> default_stream;
-  std::vector<std::byte> staging;  // of a cudaMemcpy that is under way on the default stream
+
+  std::mutex copy_mutex;           // one cudaMemcpy at a time
+  std::vector<std::byte> staging;  // of the cudaMemcpy that is under way on the default stream
   // Event records that no event points to; reused when no operation does either.
   std::deque<Record*> retired;
 

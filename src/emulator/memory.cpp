@@ -93,15 +93,20 @@ bool is_device_memory(int device, const void* pointer, size_t bytes) {
 }
 
 void poison(void* pointer, size_t bytes) {
-  std::fill_n(static_cast<uint32_t*>(pointer), bytes / 4, kPoison);
-  std::memcpy(static_cast<char*>(pointer) + bytes / 4 * 4, &kPoison, bytes % 4);
+  auto* data = static_cast<char*>(pointer);
+  for (size_t i = 0; i < bytes; i += sizeof(kPoison)) {
+    std::memcpy(data + i, &kPoison, std::min(sizeof(kPoison), bytes - i));
+  }
 }
 
 size_t touched_bytes(const void* pointer, size_t bytes) {
-  const auto* words = static_cast<const uint32_t*>(pointer);
-  const size_t untouched = size_t(std::count(words, words + bytes / 4, kPoison));
-  const bool tail = std::memcmp(words + bytes / 4, &kPoison, bytes % 4) != 0;
-  return (bytes / 4 - untouched) * 4 + (tail ? bytes % 4 : 0);
+  const auto* data = static_cast<const char*>(pointer);
+  size_t touched = 0;
+  for (size_t i = 0; i < bytes; i += sizeof(kPoison)) {
+    const size_t size = std::min(sizeof(kPoison), bytes - i);
+    touched += std::memcmp(data + i, &kPoison, size) != 0 ? size : 0;
+  }
+  return touched;
 }
 
 }  // namespace emulator

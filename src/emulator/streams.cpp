@@ -199,9 +199,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
                   fmt::format("cudaEventRecord: the event is of device {}, the stream of device {}",
                               event->device, stream->device));
   }
-  const std::lock_guard lock(event->mutex);
-  Record* record = emulator::replace_record(*emulator::find_device(event->device), event->last, 2);
-  event->last = record;
+  Record* record = nullptr;
+  {
+    const std::lock_guard lock(event->mutex);  // not while submit sleeps: others may query
+    record = emulator::replace_record(*emulator::find_device(event->device), event->last, 2);
+    event->last = record;
+  }
   submit(stream, [record] {
     record->nanoseconds.store(now_nanoseconds(), std::memory_order_relaxed);
     record->done.raise();
@@ -244,14 +247,18 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
         error != cudaSuccess) {
       return error;
     }
-    if ((events[i]->flags & cudaEventDisableTiming) != 0 || events[i]->last == nullptr) {
-      return refuse(cudaErrorInvalidResourceHandle,
-                    "cudaEventElapsedTime: an event without timing, or never recorded");
-    }
     Record* record = use_last_record(*events[i]);
+    if (record == nullptr) {
+      return refuse(cudaErrorInvalidResourceHandle,
+                    "cudaEventElapsedTime: the event was never recorded");
+    }
     const bool done = record->done.reached(1);
     nanoseconds[i] = record->nanoseconds.load(std::memory_order_relaxed);
     record->leave();
+    if ((events[i]->flags & cudaEventDisableTiming) != 0) {
+      return refuse(cudaErrorInvalidResourceHandle,
+                    "cudaEventElapsedTime: the event has no timing");
+    }
     if (!done) {
       return emulator::remember(cudaErrorNotReady);
     }

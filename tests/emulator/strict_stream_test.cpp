@@ -208,6 +208,27 @@ TEST_F(StrictStream, AFullQueueHoldsTheSubmitterBack) {
   ok(cudaStreamSynchronize(stream));
 }
 
+// A watchdog may ask about an event while the thread that records it is stuck.
+TEST_F(StrictStream, QueriesDoNotWaitForASubmitterThatAFullQueueHolds) {
+  cudaStream_t stream = new_stream();
+  cudaEvent_t event = new_event();
+  Gate gate(stream);
+  emulator::Progress submitted;
+  std::thread host([&] {
+    for (int i = 0; i < 1200; ++i) {
+      ok(cudaEventRecord(event, stream));
+      submitted.raise();
+    }
+  });
+  submitted.wait(1000);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(cudaEventQuery(event), cudaErrorNotReady);
+  EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
+  gate.open();
+  host.join();
+  ok(cudaEventSynchronize(event));
+}
+
 TEST_F(StrictStream, TurnsRunInTheOrderInWhichTheHostTookThem) {
   cudaStream_t streams[2] = {new_stream(), new_stream()};
   std::vector<int> order;
@@ -258,6 +279,28 @@ TEST_F(StrictStream, AProcessMayExitWhileAStreamWaitsForEver) {
         std::exit(0);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST(StrictSettings, VariablesAreReadAtTheFirstCall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        setenv("PIPETRAIN_EMULATOR_DEVICES", "3", 1);
+        setenv("PIPETRAIN_EMULATOR_DROP_WAIT", "-1", 1);
+        int devices = 0;
+        cudaGetDeviceCount(&devices);
+        std::exit(devices);
+      },
+      testing::ExitedWithCode(3), "");
+  for (const char* value : {"x", "0"}) {
+    EXPECT_EXIT(
+        {
+          setenv("PIPETRAIN_EMULATOR_DEVICES", value, 1);
+          int devices = 0;
+          cudaGetDeviceCount(&devices);
+        },
+        testing::ExitedWithCode(2), "PIPETRAIN_EMULATOR_DEVICES.*must be a number");
+  }
 }
 
 TEST_F(StrictStream, RanksMayBeThreadsEachWithItsDevice) {

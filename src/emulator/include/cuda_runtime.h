@@ -31,18 +31,6 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned vx = 1, unsigned vy = 1, unsigned vz = 1) : x(vx), y(vy), z(vz) {}
 };
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-inline int4 make_int4(int x, int y, int z, int w) {
-  return {x, y, z, w};
-}
-inline float4 make_float4(float x, float y, float z, float w) {
-  return {x, y, z, w};
-}
 
 // ---- built-in variables of kernels
 extern constinit thread_local uint3 threadIdx;

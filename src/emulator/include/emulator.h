@@ -43,8 +43,9 @@ void reset_counters(int device);
 // Forgets the asynchronous error of a device, which CUDA cannot.
 void clear_failure(int device);
 
-// How many bytes of [pointer, pointer + bytes) no longer hold the allocation poison. Only for
-// memory of this process's devices and while nothing is in flight.
+// How many bytes of [pointer, pointer + bytes) no longer hold the allocation poison, in words of 4
+// bytes. Only for memory of this process's devices, from an even address, and while nothing is in
+// flight.
 size_t touched_bytes(const void* pointer, size_t bytes);
 void poison(void* pointer, size_t bytes);
 
