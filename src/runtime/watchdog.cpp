@@ -90,6 +90,13 @@ void Watchdog::submitted(size_t number) {
   }
 }
 
+void Watchdog::clear() {
+  const std::lock_guard lock(mutex_);
+  items_.clear();
+  head_ = tail_ = 0;
+  error_probe_ = nullptr;
+}
+
 void Watchdog::set_error_probe(std::function<std::string()> probe) {
   const std::lock_guard lock(mutex_);
   error_probe_ = std::move(probe);

@@ -26,6 +26,7 @@ std::vector<int> job_ranks(const Grid& grid, const std::vector<int>& pipeline_ra
 
 Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
     : job_(job),
+      watchdog_(watchdog),
       weights_(job.budget.weights),
       gradients_(job.budget.gradients),
       moments_(job.budget.optimizer),
@@ -44,7 +45,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   store_ = std::make_unique<ParameterStore>(job.request.model, held, job.request.precision, weights,
                                             gradients, moments);
 
-  connect(control, watchdog);
+  connect(control);
 
   Region step_data(step_memory_);
   optimizer_ = Optimizer::make(optimizer_shape(job.request, placement, rank),
@@ -98,10 +99,16 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   }
 }
 
+Engine::~Engine() {
+  if (watchdog_ != nullptr) {
+    watchdog_->clear();
+  }
+}
+
 // All communicators, in one order that is the same on all ranks, each used once: NCCL connects at
 // the first use.
-void Engine::connect(Control& control, Watchdog* watchdog) {
-  const Watchdog::HostPhase phase(watchdog,
+void Engine::connect(Control& control) {
+  const Watchdog::HostPhase phase(watchdog_,
                                   fmt::format("rank {} connects its channels", control.rank()));
   std::vector<int> everyone(size_t(job_.grid.pipeline));
   for (size_t i = 0; i < everyone.size(); ++i) {

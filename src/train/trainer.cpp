@@ -77,6 +77,7 @@ class Trainer {
   bool stop_ = false;
   std::map<int64_t, Unmeasured> unmeasured_;
   std::map<int64_t, int64_t> busy_of_;  // submitted step -> the step whose busy time went with it
+  int64_t busy_sent_ = 0;
 };
 
 Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
@@ -217,11 +218,13 @@ void Trainer::loop() {
 }
 
 void Trainer::submit(int64_t step) {
-  busy_of_[step] = finished_ - 1;
-  const auto known = unmeasured_.find(finished_ - 1);
+  // Busy times are handed around in order, one with each step, as soon as they are known.
+  const bool known = busy_sent_ < finished_;
+  const double busy = known ? unmeasured_.at(busy_sent_).busy : 0;
+  busy_of_[step] = known ? busy_sent_++ : -1;
   engine_->submit(step, {.learning_rate = job_->config.rate().at(step),
                          .stop = stop_requested(),
-                         .busy = known == unmeasured_.end() ? 0 : known->second.busy});
+                         .busy = busy});
 }
 
 void Trainer::finish_until(int64_t step) {

@@ -44,6 +44,9 @@ class Watchdog {
   // Polled beside the events: empty, or the asynchronous error of a communicator.
   void set_error_probe(std::function<std::string()> probe);
 
+  // Forgets all items and the probe, before what they refer to goes away.
+  void clear();
+
   // A deadline for what the host itself does, connecting say: from construction to destruction.
   class HostPhase {
    public:

@@ -28,6 +28,7 @@ class Engine {
  public:
   // `job` must outlive the engine; `watchdog` may be null.
   Engine(const Job& job, Control& control, Watchdog* watchdog);
+  ~Engine();
 
   // Sets the weights of --init, or initial ones. Blocks the host.
   void set_initial_weights();
@@ -46,9 +47,10 @@ class Engine {
   const Pool& gradient_slots() const { return *gradient_slots_; }
 
  private:
-  void connect(Control& control, Watchdog* watchdog);
+  void connect(Control& control);
 
   const Job& job_;
+  Watchdog* watchdog_;
   Buffer weights_;
   Buffer gradients_;
   Buffer moments_;
