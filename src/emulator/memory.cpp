@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -19,6 +20,11 @@ constexpr size_t kAlignment = 256;
 // Each half is a NaN in bf16, the whole in fp32, two in fp64; it is no likely integer, and not the
 // NaN that arithmetic makes.
 constexpr uint32_t kPoison = 0xfff9fff9u;
+constexpr std::array<uint32_t, 1024> kPoisonPage = [] {
+  std::array<uint32_t, 1024> page{};
+  page.fill(kPoison);
+  return page;
+}();
 
 struct Allocation {
   size_t bytes;
@@ -94,17 +100,23 @@ bool is_device_memory(int device, const void* pointer, size_t bytes) {
 
 void poison(void* pointer, size_t bytes) {
   auto* data = static_cast<char*>(pointer);
-  for (size_t i = 0; i < bytes; i += sizeof(kPoison)) {
-    std::memcpy(data + i, &kPoison, std::min(sizeof(kPoison), bytes - i));
+  for (size_t i = 0; i < bytes; i += sizeof(kPoisonPage)) {
+    std::memcpy(data + i, kPoisonPage.data(), std::min(sizeof(kPoisonPage), bytes - i));
   }
 }
 
 size_t touched_bytes(const void* pointer, size_t bytes) {
   const auto* data = static_cast<const char*>(pointer);
   size_t touched = 0;
-  for (size_t i = 0; i < bytes; i += sizeof(kPoison)) {
-    const size_t size = std::min(sizeof(kPoison), bytes - i);
-    touched += std::memcmp(data + i, &kPoison, size) != 0 ? size : 0;
+  for (size_t page = 0; page < bytes; page += sizeof(kPoisonPage)) {
+    const size_t size = std::min(sizeof(kPoisonPage), bytes - page);
+    if (std::memcmp(data + page, kPoisonPage.data(), size) == 0) {
+      continue;
+    }
+    for (size_t i = 0; i < size; i += sizeof(kPoison)) {
+      const size_t word = std::min(sizeof(kPoison), size - i);
+      touched += std::memcmp(data + page + i, &kPoison, word) != 0 ? word : 0;
+    }
   }
   return touched;
 }
