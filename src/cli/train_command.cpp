@@ -1,9 +1,14 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <CLI/App.hpp>
 #include <CLI/Option.hpp>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "cli/command.h"
+#include "cli/train_summary.h"
 #include "pipetrain/comm/control.h"
 #include "pipetrain/error.h"
 #include "pipetrain/runtime/watchdog.h"
@@ -105,7 +110,11 @@ Command add_train(CLI::App& main) {
             flags->finish();
             install_signal_handlers();
             const std::unique_ptr<Control> control = make_mpi_control();
-            train(flags->config, *control);
+            const TrainReport report = train(flags->config, *control);
+            if (control->rank() == 0) {
+              fmt::print("{}", train_summary(flags->config, report, isatty(STDOUT_FILENO) != 0,
+                                             std::thread::hardware_concurrency()));
+            }
             return 0;
           }};
 }
