@@ -40,7 +40,6 @@ class LoweredValidator {
       gradients_[rank].resize(schedule_.gradient_slots[rank]);
     }
     run_all();
-    require_all_free();
     check_order();
     return warnings;
   }
@@ -280,26 +279,6 @@ class LoweredValidator {
       reject(rank, position,
              fmt::format("{} slot {} does not exist; there are {}", what, slot, pool.size()));
     }
-  }
-
-  void require_all_free() const {
-    const auto check = [&](const std::vector<std::vector<Content>>& pools, const char* what,
-                           const char* of) {
-      for (size_t owner = 0; owner < pools.size(); ++owner) {
-        for (size_t slot = 0; slot < pools[owner].size(); ++slot) {
-          const Content& held = pools[owner][slot];
-          if (held != nothing) {
-            throw UsageError(
-                fmt::format("{}: {} slot {} of {} {} is never freed: stage {}, micro-batch {}",
-                            schedule_.name, what, slot, of, owner, held.stage, held.microbatch));
-          }
-        }
-      }
-    };
-    check(outgoing_, "outgoing", "channel");
-    check(incoming_, "incoming", "channel");
-    check(activations_, "activation", "rank");
-    check(gradients_, "gradient", "rank");
   }
 
   // The global order holds every entry once, each rank's in list order, a receive behind its send.

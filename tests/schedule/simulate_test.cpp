@@ -73,6 +73,22 @@ TEST(Simulate, OverlappedPairsDeliverAtTheirEnd) {
   }
 }
 
+// The forward of a pair takes its memory before the backward gives its own back, in either order.
+TEST(Simulate, BothEntriesOfAPairHoldTheirMemory) {
+  Schedule schedule = generate(request("dualpipe", 4, 10));
+  for (std::vector<Action>& list : schedule.ranks) {
+    for (size_t i = 0; i + 1 < list.size(); ++i) {
+      if (list[i].overlaps_next) {
+        std::swap(list[i], list[i + 1]);
+        std::swap(list[i].overlaps_next, list[i + 1].overlaps_next);
+        ++i;
+      }
+    }
+  }
+  EXPECT_EQ(peak_chunks(simulate(schedule, {})), (std::vector<int>{5, 5, 5, 5}));
+  EXPECT_EQ(lower(schedule).activation_slots, (std::vector<int>{5, 5, 5, 5}));
+}
+
 TEST(Simulate, CountsPendingWeightGradientsWithTheirMemory) {
   Costs costs;
   const Schedule schedule = generate(request("zb-h1", 4, 8));
@@ -171,7 +187,7 @@ TEST(SimulateLowered, TransfersTakeTheLatencyOnTop) {
   EXPECT_NEAR(s.makespan, 6 + 2 * 0.75, exact);
 }
 
-// A writer waits for a slot, a transfer for its gate: with slow links both show.
+// With a slow link a writer waits for a slot.
 TEST(SimulateLowered, WaitsForSlots) {
   Costs costs = times(1, 1, 1);
   costs.transfer = 4;
@@ -179,6 +195,36 @@ TEST(SimulateLowered, WaitsForSlots) {
   // 0F2 needs the slot of 0F0, whose transfer ends at 1 + 4.
   EXPECT_NEAR(s.ranks[0].intervals[1].start, 1, exact);
   EXPECT_NEAR(s.ranks[0].intervals[2].start, 5, exact);
+}
+
+TEST(SimulateLowered, WaitsForGates) {
+  Costs costs;
+  costs.forward = {1, 3};
+  const Simulation s = simulate(lower(generate(request("1f1b", 2, 2))), costs);
+  // 0F1 ends at 2, but its consumer stands behind 1B0, which starts at 4.
+  EXPECT_EQ(to_string(s.transfers[1].action), "0SEND_F1");
+  EXPECT_NEAR(s.transfers[1].start, 4, exact);
+}
+
+// With more than one incoming slot the link itself is what messages queue for.
+TEST(SimulateLowered, MessagesOfAChannelShareItsLink) {
+  LoweredSchedule lowered = lower(generate(request("gpipe", 2, 2)));
+  const int forward = lowered.channels[0].direction == Direction::forward ? 0 : 1;
+  lowered.channels[forward].incoming_slots = 2;
+  for (LoweredAction& entry : lowered.ranks[1]) {
+    if (entry.action.kind == Kind::receive_forward) {
+      entry.message.slot = entry.action.microbatch;
+      entry.gate = -1;
+    } else if (entry.action.kind == Kind::forward) {
+      entry.input.slot = entry.action.microbatch;
+    }
+  }
+  Costs costs = times(1, 1, 1, 4);
+  costs.transfer = 2;
+  const Simulation s = simulate(lowered, costs);
+  // Sent at 1 and, when the link is free, at 3: not when the first has arrived, at 7.
+  EXPECT_NEAR(s.ranks[1].intervals[0].start, 7, exact);
+  EXPECT_NEAR(s.ranks[1].intervals[1].start, 9, exact);
 }
 
 TEST(SimulateLowered, OneAtATimeSerialisesTheLinksOfARank) {

@@ -103,7 +103,7 @@ TEST(ValidateLowered, RejectsSlotsThatDoNotExist) {
   expect_rejected(incoming, {"rank 1", "1RECV_F0", "slot 1"});
 }
 
-TEST(ValidateLowered, RejectsSlotsThatAreReadEmptyOrNeverFreed) {
+TEST(ValidateLowered, RejectsSlotsThatAreReadEmpty) {
   LoweredSchedule gradients = split_sample();
   entry(gradients, 1, {Kind::backward_weight, 1, 0}).activation_slot =
       1 - entry(gradients, 1, {Kind::backward_weight, 1, 0}).activation_slot;

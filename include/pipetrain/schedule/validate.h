@@ -12,8 +12,9 @@ namespace pipetrain::schedule {
 // Returns warnings (weight gradients of a stage that do not ascend in micro-batch).
 std::vector<std::string> validate(const Schedule& schedule);
 
-// The same, and FIFO mismatches on a directed edge, slots used twice or never freed, more slots
-// than the pool has, deadlock with rendezvous sends.
+// The same, and FIFO mismatches on a directed edge, slots used twice or read empty, more slots
+// than the pool has, gates that are no earlier computation, a wrong global order, deadlock with
+// rendezvous sends.
 std::vector<std::string> validate(const LoweredSchedule& schedule);
 
 }  // namespace pipetrain::schedule
