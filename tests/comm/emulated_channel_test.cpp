@@ -26,7 +26,7 @@ TEST_P(EmulatedRings, RandomDelaysChangeNothing) {
   for (const uint64_t seed : {1, 2, 3}) {
     emulator::Settings settings = saved_;
     settings.delay_seed = seed;
-    run(settings, {.bytes = 100'000, .messages = 4});
+    run(settings, {.bytes = 30'000, .messages = 4});
   }
 }
 
@@ -35,8 +35,8 @@ TEST_P(EmulatedRings, RandomDelaysChangeNothing) {
 TEST_P(EmulatedRings, OneTransferAtATimeEnds) {
   emulator::Settings settings = saved_;
   settings.one_at_a_time = true;
-  run(settings, {.bytes = 100'000, .messages = 4});
-  run(settings, {.bytes = 100'000, .messages = 4, .one_stream_per_rank = true});
+  run(settings, {.bytes = 30'000, .messages = 4});
+  run(settings, {.bytes = 30'000, .messages = 4, .one_stream_per_rank = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, EmulatedRings, testing::Values(2, 5, 8));
