@@ -58,6 +58,7 @@ run_ranks() {
   shift
   local settings=(--oversubscribe --bind-to none)
   [ "$(id -u)" -eq 0 ] && settings+=(--allow-run-as-root)
+  [ -t 1 ] && settings+=(-x CLICOLOR_FORCE=1)
   OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none} \
     OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_orte_base_help_aggregate=0 \
     mpirun -n "$ranks" "${settings[@]}" "$@" || code=$?

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/colour.h"
 #include "cli/command.h"
 #include "cli/plan.h"
 #include "pipetrain/error.h"
@@ -71,7 +71,7 @@ std::string in_format(const std::vector<Plan>& plans, const PlanOptions& options
     return to_json(plans, options.schedule == "all");
   }
   std::string text;
-  const bool terminal = options.output.empty() && isatty(STDOUT_FILENO) != 0;
+  const bool terminal = options.output.empty() && wants_colour();
   const schedule::RenderOptions render = {.width = 80,
                                           .colour = terminal,
                                           .weight_memory = options.costs.weight_memory,

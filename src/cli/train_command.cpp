@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <CLI/Option.hpp>
@@ -7,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "cli/colour.h"
 #include "cli/command.h"
 #include "cli/train_summary.h"
 #include "pipetrain/comm/control.h"
@@ -112,7 +112,7 @@ Command add_train(CLI::App& main) {
             const std::unique_ptr<Control> control = make_mpi_control();
             const TrainReport report = train(flags->config, *control);
             if (control->rank() == 0) {
-              fmt::print("{}", train_summary(flags->config, report, isatty(STDOUT_FILENO) != 0,
+              fmt::print("{}", train_summary(flags->config, report, wants_colour(),
                                              std::thread::hardware_concurrency()));
             }
             return 0;
