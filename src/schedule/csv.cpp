@@ -161,7 +161,12 @@ Placement Interpreter::infer_placement() const {
   if (chunks > 1) {
     candidates.emplace_back(Placement::Kind::v, ranks, chunks, microbatches_);
   } else if (ranks % 2 == 0 && microbatches_ % 2 == 0) {
-    candidates.emplace_back(Placement::Kind::mirrored, ranks, chunks, microbatches_);
+    for (int blocks = 1; blocks <= microbatches_ / 2; ++blocks) {
+      const int block = microbatches_ / blocks;
+      if (microbatches_ % blocks == 0 && block % 2 == 0) {
+        candidates.emplace_back(Placement::Kind::mirrored, ranks, chunks, microbatches_, block);
+      }
+    }
   }
   const CsvCell* furthest = nullptr;  // the first cell that contradicts the best candidate
   for (const Placement& candidate : candidates) {

@@ -11,7 +11,7 @@ namespace {
 
 int chunk_of(const Placement& placement, const Action& action) {
   if (placement.kind() == Placement::Kind::mirrored) {
-    return action.microbatch < placement.microbatches() / 2 ? 0 : 1;
+    return placement.direction(action.microbatch);
   }
   return action.stage / placement.ranks();
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "pipetrain/error.h"
@@ -106,6 +107,17 @@ TEST(Property, EveryInterleavedGroupIsValid) {
 
 TEST(SweepProperty, EveryScheduleIsValidAndItsSlotsAreItsPeaksAndCostNothing) {
   for_each_schedule(8, 4, 4, true, check_everything);
+}
+
+// A million computations: simulated in under a second, and everything else holds as well.
+TEST(SweepProperty, AMillionComputationsAreSimulatedInUnderASecond) {
+  const Schedule schedule = generate(request("interleaved", 64, 1024, 8));
+  const auto start = std::chrono::steady_clock::now();
+  const Simulation plain = simulate(schedule, {});
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(elapsed.count(), 1);
+  EXPECT_NEAR(bubble(plain), 63 * 3.0 / 8, 1e-6);
+  check_everything(schedule, "interleaved p=64 v=8 m=1024");
 }
 
 TEST(Property, WeightGradientsAscend) {
