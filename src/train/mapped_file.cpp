@@ -18,7 +18,7 @@ MappedFile::MappedFile(const std::string& path, const std::string& flag) : path_
   const auto fail = [&](const std::string& what) {
     throw UsageError(fmt::format("{} {}: {}", flag, path, what));
   };
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // no wait for a pipe
   if (file < 0) {
     fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
   }

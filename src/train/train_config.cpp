@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "pipetrain/error.h"
@@ -109,6 +110,12 @@ void TrainConfig::check() const {
     throw UsageError("--data is missing: at least one file is needed");
   }
   require_above_zero(timeout, "--timeout");
+  std::error_code absent;
+  if (!export_dir.empty() && std::filesystem::equivalent(export_dir, init, absent)) {
+    throw UsageError(fmt::format(
+        "--export {}: is the directory of --init and would be overwritten; choose another",
+        export_dir));
+  }
 }
 
 ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary) {

@@ -17,9 +17,9 @@ void upload(std::byte* device, const void* host, size_t bytes) {
   check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-// The job rank that gives each parameter: the lowest of replica 0 that holds it. Collective over
-// the job.
-std::vector<int> owners(const ParameterStore& store, const Grid& grid, Control& control) {
+// The job rank that gives each parameter: the lowest that holds it, which is one of replica 0.
+// Collective over the job.
+std::vector<int> owners(const ParameterStore& store, Control& control) {
   std::vector<std::byte> held(store.table().size());
   for (const LocalParameter& local : store.parameters()) {
     held[local.table_index] = std::byte(1);
@@ -28,7 +28,7 @@ std::vector<int> owners(const ParameterStore& store, const Grid& grid, Control& 
   const auto of_ranks = control.gather(held, 0);
   std::vector<int> result(held.size(), -1);
   for (size_t index = 0; index < held.size() && control.rank() == 0; ++index) {
-    for (int rank = 0; rank < control.size() && result[index] < 0; rank += grid.replicas) {
+    for (int rank = 0; rank < control.size() && result[index] < 0; ++rank) {
       result[index] = of_ranks[size_t(rank)][index] == std::byte(1) ? rank : -1;
     }
     if (result[index] < 0) {
@@ -71,7 +71,7 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
 void write_tensors(const std::string& path, StoredTensor which, const ParameterStore& store,
                    Precision precision, const Grid& grid, Control& control,
                    const std::string& name_prefix) {
-  const std::vector<int> owner = owners(store, grid, control);
+  const std::vector<int> owner = owners(store, control);
   if (grid.replica() != 0) {
     return;
   }

@@ -1,6 +1,7 @@
 #include "pipetrain/train/tokens.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -114,6 +115,9 @@ TEST_F(Tokens, BadFilesAreRefusedByNameAndReason) {
   EXPECT_PRED2(contains, usage_error([] { TokenStream({"/dev/null/x"}, "--validation"); }),
                "--validation /dev/null/x: cannot be opened: Not a directory");
   EXPECT_PRED2(contains, usage_error([&] { TokenStream({directory_.path()}); }), "is a directory");
+  ASSERT_EQ(mkfifo(directory_.file("pipe").c_str(), 0600), 0);
+  EXPECT_PRED2(contains, usage_error([&] { TokenStream({directory_.file("pipe")}); }),
+               "is not a regular file");
   EXPECT_PRED2(contains, error(""), "is empty");
   const std::string whole = shard(counting(0, 4));
   EXPECT_PRED2(contains, error(whole.substr(0, whole.size() - 1)),

@@ -95,6 +95,17 @@ TEST(TrainConfig, ModelIsGivenInOneWay) {
   EXPECT_PRED2(contains, usage_error([&] { config.check(); }), "--vocab-size 256: --init");
 }
 
+TEST(TrainConfig, ExportDoesNotReplaceTheModelItBeganWith) {
+  const TemporaryDirectory directory;
+  TrainConfig config;
+  config.data = {"text"};
+  config.init = directory.path();
+  config.export_dir = directory.file("new");
+  config.check();
+  config.export_dir = directory.path() + "/.";
+  EXPECT_PRED2(contains, usage_error([&] { config.check(); }), "--export");
+}
+
 TEST(ChooseModel, VocabularyFollowsTheDataUnlessGiven) {
   TrainConfig config = small();
   EXPECT_EQ(choose_model(config, 256).config.vocabulary, 256);
