@@ -39,6 +39,19 @@ std::string differences(const std::vector<std::vector<std::byte>>& values,
 
 }  // namespace
 
+std::vector<std::vector<std::byte>> Control::gather(std::span<const std::byte> data, int root) {
+  if (rank() != root) {
+    send(data, root);
+    return {};
+  }
+  std::vector<std::vector<std::byte>> all;
+  for (int source = 0; source < size(); ++source) {
+    all.push_back(source == root ? std::vector<std::byte>(data.begin(), data.end())
+                                 : receive(source));
+  }
+  return all;
+}
+
 void Control::require_equal(const std::string& value, const std::string& what) {
   const std::string problem = broadcast(differences(gather(bytes_of(value), 0), what), 0);
   if (!problem.empty()) {

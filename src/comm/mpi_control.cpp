@@ -24,7 +24,7 @@ constexpr std::chrono::microseconds shortest_sleep{20};
 constexpr std::chrono::microseconds longest_sleep{1000};
 constexpr std::chrono::microseconds longest_sleep_in_transfer{100};
 
-enum MessageTag : int { point_to_point = 0, gathering = 1 };
+constexpr int tag = 0;  // MPI keeps the order between two ranks
 
 void check_mpi(int status, const char* call) {
   if (status == MPI_SUCCESS) {
@@ -120,25 +120,23 @@ class MpiControl final : public Control {
     });
   }
 
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root) override {
-    if (rank_ != root) {
-      send_message(data, root, gathering);
-      return {};
-    }
-    std::vector<std::vector<std::byte>> all(static_cast<size_t>(size_));
-    for (int source = 0; source < size_; ++source) {
-      all[size_t(source)] = source == rank_ ? std::vector<std::byte>(data.begin(), data.end())
-                                            : receive_message(source, gathering);
-    }
-    return all;
-  }
-
+  // A message is its size and then its bytes in pieces.
   void send(std::span<const std::byte> data, int destination) override {
-    send_message(data, destination, point_to_point);
+    const uint64_t bytes = data.size();
+    send_piece(&bytes, sizeof(bytes), destination, longest_sleep);
+    in_pieces(data, [&](const void* piece, int count) {
+      send_piece(piece, count, destination, longest_sleep_in_transfer);
+    });
   }
 
   std::vector<std::byte> receive(int source) override {
-    return receive_message(source, point_to_point);
+    uint64_t bytes = 0;
+    receive_piece(&bytes, sizeof(bytes), source, longest_sleep);
+    std::vector<std::byte> data(bytes);
+    in_pieces(std::span(data), [&](void* piece, int count) {
+      receive_piece(piece, count, source, longest_sleep_in_transfer);
+    });
+    return data;
   }
 
  private:
@@ -166,34 +164,14 @@ class MpiControl final : public Control {
     wait(request, longest);
   }
 
-  // A message is its size and then its bytes in pieces; MPI keeps the order of one tag.
-  void send_message(std::span<const std::byte> data, int destination, int tag) {
-    const uint64_t bytes = data.size();
-    send_piece(&bytes, sizeof(bytes), destination, tag, longest_sleep);
-    in_pieces(data, [&](const void* piece, int count) {
-      send_piece(piece, count, destination, tag, longest_sleep_in_transfer);
-    });
-  }
-
-  std::vector<std::byte> receive_message(int source, int tag) {
-    uint64_t bytes = 0;
-    receive_piece(&bytes, sizeof(bytes), source, tag, longest_sleep);
-    std::vector<std::byte> data(bytes);
-    in_pieces(std::span(data), [&](void* piece, int count) {
-      receive_piece(piece, count, source, tag, longest_sleep_in_transfer);
-    });
-    return data;
-  }
-
-  void send_piece(const void* piece, int bytes, int destination, int tag,
+  void send_piece(const void* piece, int bytes, int destination,
                   std::chrono::microseconds longest) {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Isend(piece, bytes, MPI_BYTE, destination, tag, world_, &request), "MPI_Isend");
     wait(request, longest);
   }
 
-  void receive_piece(void* piece, int bytes, int source, int tag,
-                     std::chrono::microseconds longest) {
+  void receive_piece(void* piece, int bytes, int source, std::chrono::microseconds longest) {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Irecv(piece, bytes, MPI_BYTE, source, tag, world_, &request), "MPI_Irecv");
     wait(request, longest);

@@ -4,7 +4,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <tuple>
+#include <utility>
 
 #include "pipetrain/comm/control.h"
 #include "pipetrain/error.h"
@@ -14,8 +14,6 @@ namespace {
 
 using Message = std::vector<std::byte>;
 
-enum class Kind { point_to_point, collective };
-
 // What the threads share: queues of messages and a barrier.
 class Exchange {
  public:
@@ -23,15 +21,15 @@ class Exchange {
 
   int ranks() const { return ranks_; }
 
-  void send(Kind kind, int source, int destination, std::span<const std::byte> data) {
+  void send(int source, int destination, std::span<const std::byte> data) {
     const std::lock_guard lock(mutex_);
-    queues_[{kind, source, destination}].emplace_back(data.begin(), data.end());
+    queues_[{source, destination}].emplace_back(data.begin(), data.end());
     changed_.notify_all();
   }
 
-  Message receive(Kind kind, int source, int destination) {
+  Message receive(int source, int destination) {
     std::unique_lock lock(mutex_);
-    std::deque<Message>& queue = queues_[{kind, source, destination}];
+    std::deque<Message>& queue = queues_[{source, destination}];
     wait(lock, [&] { return !queue.empty(); });
     Message message = std::move(queue.front());
     queue.pop_front();
@@ -67,7 +65,7 @@ class Exchange {
   const int ranks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::tuple<Kind, int, int>, std::deque<Message>> queues_;
+  std::map<std::pair<int, int>, std::deque<Message>> queues_;
   int waiting_ = 0;
   size_t barriers_ended_ = 0;
   bool aborted_ = false;
@@ -86,32 +84,21 @@ class ThreadControl final : public Control {
 
   void broadcast(std::vector<std::byte>& data, int root) override {
     if (rank_ != root) {
-      data = exchange_.receive(Kind::collective, root, rank_);
+      data = exchange_.receive(root, rank_);
       return;
     }
     for (int destination = 0; destination < size(); ++destination) {
       if (destination != root) {
-        exchange_.send(Kind::collective, root, destination, data);
+        exchange_.send(root, destination, data);
       }
     }
   }
 
-  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root) override {
-    exchange_.send(Kind::collective, rank_, root, data);
-    std::vector<Message> all;
-    for (int source = 0; rank_ == root && source < size(); ++source) {
-      all.push_back(exchange_.receive(Kind::collective, source, root));
-    }
-    return all;
-  }
-
   void send(std::span<const std::byte> data, int destination) override {
-    exchange_.send(Kind::point_to_point, rank_, destination, data);
+    exchange_.send(rank_, destination, data);
   }
 
-  std::vector<std::byte> receive(int source) override {
-    return exchange_.receive(Kind::point_to_point, source, rank_);
-  }
+  std::vector<std::byte> receive(int source) override { return exchange_.receive(source, rank_); }
 
  private:
   Exchange& exchange_;

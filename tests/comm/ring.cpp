@@ -69,6 +69,9 @@ std::string check_ring_of_channels(Control& control, const RingOptions& options)
   }
   for (const size_t i : own) {
     warm_up(ends[i]->channel, ends[i]->buffers.front().data(), options.bytes);
+    if (cudaStreamQuery(ends[i]->channel.stream().get()) != cudaSuccess) {
+      return "warm_up() returned before its messages had arrived";
+    }
   }
 
   for (const size_t i : own) {

@@ -68,19 +68,22 @@ TEST(Event, MovingKeepsTheRecord) {
   EXPECT_EQ(moved.tag(), tag);
 }
 
-// Without the wait the second stream's copy reads before the first stream has written.
+// The writer is busy for a while before it writes: without the wait the reader is first.
 TEST(Event, AWaitOrdersTwoStreams) {
-  constexpr size_t bytes = 4 << 20;
+  constexpr size_t bytes = 1 << 16;
+  constexpr size_t scratch_bytes = 32 << 20;
   Stream writer;
   Stream reader(StreamPriority::high);
   Event written;
   Event read;
+  const Buffer scratch(scratch_bytes);
   const Buffer buffer(bytes);
   const PinnedBuffer host(bytes);
   read.record(reader, {});
-  for (int i = 1; i <= 20; ++i) {
+  for (int i = 1; i <= 5; ++i) {
     const Tag round = {.step = i};
-    read.wait(writer, i == 1 ? Tag{} : Tag{.step = i - 1});
+    read.wait(writer, Tag{.step = i - 1});
+    check(cudaMemsetAsync(scratch.data(), i, scratch_bytes, writer.get()), "cudaMemsetAsync");
     check(cudaMemsetAsync(buffer.data(), i, bytes, writer.get()), "cudaMemsetAsync");
     written.record(writer, round);
     written.wait(reader, round);

@@ -24,12 +24,12 @@ class Control {
   virtual void barrier() = 0;
   // `data` of root replaces that of all others, its size included.
   virtual void broadcast(std::vector<std::byte>& data, int root) = 0;
-  // One entry per rank, in rank order, on root; empty elsewhere.
-  virtual std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root) = 0;
   // In order between two ranks. May wait until the destination receives.
   virtual void send(std::span<const std::byte> data, int destination) = 0;
   virtual std::vector<std::byte> receive(int source) = 0;
 
+  // One entry per rank, in rank order, on root; empty elsewhere.
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root);
   // Throws UsageError on every rank when `value` differs between ranks; `what` names it.
   void require_equal(const std::string& value, const std::string& what);
   // The text of root, on all ranks.
