@@ -394,7 +394,6 @@ TEST(Optimizer, BeginStepClearsAllGradients) {
   const Case test = case_of(loop(1));
   test::run_ranks(1, [&](Control& control) {
     Rank rank(test, control);
-    rank.optimizer().begin_step(rank.stream());
     rank.fill_gradients(0);
     rank.optimizer().begin_step(rank.stream());
     rank.stream().synchronize();
