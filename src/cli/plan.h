@@ -1,12 +1,35 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/cost_model.h"
 #include "pipetrain/schedule/schedule.h"
 #include "pipetrain/schedule/simulate.h"
+#include "pipetrain/train/budget.h"
 
 namespace pipetrain {
+
+// The model flags of `pipetrain plan`: with any of them, memory and times are predicted.
+struct PlanModel {
+  std::string model;  // gpt2-124m, ...
+  std::optional<int> layers;
+  std::optional<int> hidden;
+  std::optional<int> heads;
+  std::optional<int> vocab_size;
+  std::optional<int> sequence_length;
+  std::optional<int> microbatch_size;
+  std::vector<int> layers_per_stage;
+  std::string precision = "bf16";
+  std::optional<double> memory_limit;  // GiB; default: the device's
+  std::string device = "h100";
+  std::string link = "nvlink";
+
+  bool given() const;
+  // stages are left to the placement.
+  BudgetRequest request() const;
+};
 
 // The flags of `pipetrain plan`.
 struct PlanOptions {
@@ -19,25 +42,37 @@ struct PlanOptions {
   double bytes = 0;
   double bandwidth = 0;
   std::vector<double> activation_limit;
+  std::string objective = "makespan";
   bool lowered = false;
   std::string format = "table";
   std::string output;
+  PlanModel model;
 
-  // Completes costs.transfer; throws UsageError naming the flag.
-  void check();
+  // Throws UsageError naming the flag. times_given: some time flag was on the command line.
+  void check(bool times_given) const;
 };
 
 struct Plan {
   schedule::Schedule schedule;
   schedule::Simulation simulation;
-  int transfers = 0;  // between ranks, per step
+  int transfers = 0;            // between ranks, per step, both directions
+  int wrap_around = 0;          // of these, between the last and the first rank
+  std::vector<Budget> budgets;  // per rank; with model flags
+  double message_bytes = 0;
+  double hop_ms = 0;
 };
 
 // The schedule asked for, or with "all" every one that accepts the numbers (the others are named on
-// standard error with the reason). Throws DoesNotFit where a rank exceeds --activation-limit.
+// standard error with the reason). Throws DoesNotFit where a rank exceeds --activation-limit or its
+// memory.
 std::vector<Plan> make_plans(const PlanOptions& options);
 
-std::string to_table(const std::vector<Plan>& plans, const PlanOptions& options);
-std::string to_json(const std::vector<Plan>& plans, bool array);
+// The plan to choose: the shortest step; of those within a hundredth of it the least memory.
+// Schedules that change the weights asynchronously are not compared. nullptr: there is none.
+const Plan* best_plan(const std::vector<Plan>& plans);
+
+// With --group and --chunks left open: how long a step of `interleaved` takes with 1, 2, ... chunks
+// over every kind of link, as a table for people.
+std::string chunks_table(const PlanOptions& options);
 
 }  // namespace pipetrain

@@ -1,17 +1,18 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
-#include <cmath>
+#include <CLI/Option.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "cli/colour.h"
 #include "cli/command.h"
 #include "cli/plan.h"
+#include "cli/plan_text.h"
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/lower.h"
@@ -20,34 +21,66 @@
 namespace pipetrain {
 namespace {
 
-void add_flags(CLI::App& app, PlanOptions& options) {
-  app.add_option("--schedule", options.schedule, "name of a schedule, csv:FILE, or all")
+void add_schedule_flags(CLI::App& app, PlanOptions& options) {
+  app.add_option("--schedule", options.schedule,
+                 "name of a schedule, auto, csv:FILE, or all to compare them")
       ->required();
-  app.add_option("--ranks", options.ranks, "pipeline ranks p");
-  app.add_option("--microbatches", options.microbatches, "micro-batches per step m");
-  app.add_option("--chunks", options.chunks, "chunks per rank v; default: the schedule's own");
+  app.add_option("--ranks", options.ranks, "pipeline ranks p")->capture_default_str();
+  app.add_option("--microbatches", options.microbatches, "micro-batches per step m")
+      ->capture_default_str();
+  app.add_option("--chunks", options.chunks,
+                 "chunks per rank v; default: the schedule's own. auto: up to so many");
   app.add_option("--group", options.group, "interleaved: group N; default min(p, m)");
-  app.add_option("--forward", options.costs.forward,
-                 "time of F of one rank's whole share; a comma list gives one value per rank")
-      ->delimiter(',');
-  app.add_option("--backward-input", options.costs.backward_input, "time of the input gradient")
-      ->delimiter(',');
-  app.add_option("--backward-weight", options.costs.backward_weight, "time of the weight gradient")
-      ->delimiter(',');
-  app.add_option("--overlapped", options.costs.overlapped,
-                 "time of an overlapped F&B pair; default F+B+W")
-      ->delimiter(',');
-  app.add_option("--latency", options.costs.latency, "latency of one hop");
-  app.add_option("--bytes", options.bytes, "bytes per hand-off; with --bandwidth");
-  app.add_option("--bandwidth", options.bandwidth, "bytes per unit of time; with --bytes");
   app.add_option("--activation-limit", options.activation_limit,
                  "per rank, in micro-batches of one rank's share")
       ->delimiter(',');
   app.add_option("--weight-memory", options.costs.weight_memory,
-                 "what is held between I and W, in activations");
+                 "what is held between I and W, in activations")
+      ->capture_default_str();
+  app.add_option("--objective", options.objective, "auto: makespan (synchronous optimizer) or span")
+      ->capture_default_str();
   app.add_flag("--lowered", options.lowered, "with the communication");
-  app.add_option("--format", options.format, "table, json, csv, ascii, svg or trace");
+  app.add_option("--format", options.format, "table, json, csv, ascii, svg or trace")
+      ->capture_default_str();
   app.add_option("--output", options.output, "file; default: standard output");
+}
+
+// Returns the flags that the model flags exclude.
+std::vector<CLI::Option*> add_time_flags(CLI::App& app, PlanOptions& options) {
+  app.add_option("--latency", options.costs.latency,
+                 "latency of one hop; with model flags in ms, default: the link's");
+  app.add_option("--bandwidth", options.bandwidth,
+                 "bytes per unit of time; with model flags per ms, default: the link's");
+  return {
+      app.add_option("--forward", options.costs.forward,
+                     "time of F of one rank's whole share; a comma list gives one per rank")
+          ->delimiter(','),
+      app.add_option("--backward-input", options.costs.backward_input, "time of the input gradient")
+          ->delimiter(','),
+      app.add_option("--backward-weight", options.costs.backward_weight,
+                     "time of the weight gradient")
+          ->delimiter(','),
+      app.add_option("--overlapped", options.costs.overlapped,
+                     "time of an overlapped F&B pair; default F+B+W")
+          ->delimiter(','),
+      app.add_option("--bytes", options.bytes, "bytes per hand-off; with --bandwidth")};
+}
+
+void add_model_flags(CLI::App& app, PlanModel& model) {
+  app.add_option("--model", model.model, "gpt2-124m, gpt2-350m, gpt2-774m or gpt2-1558m");
+  app.add_option("--layers", model.layers, "layers L; model flags predict memory and step time");
+  app.add_option("--hidden", model.hidden, "width C");
+  app.add_option("--heads", model.heads, "attention heads");
+  app.add_option("--vocab-size", model.vocab_size, "vocabulary; default 50257");
+  app.add_option("--sequence-length", model.sequence_length, "tokens per sequence T");
+  app.add_option("--microbatch-size", model.microbatch_size,
+                 "sequences per micro-batch; default 1");
+  app.add_option("--layers-per-stage", model.layers_per_stage, "layers of each stage: 3,4,4,3")
+      ->delimiter(',');
+  app.add_option("--precision", model.precision, "fp32 or bf16")->capture_default_str();
+  app.add_option("--memory-limit", model.memory_limit, "GiB per rank; default: the device's");
+  app.add_option("--device", model.device, "h100, h200 or a100")->capture_default_str();
+  app.add_option("--link", model.link, "nvlink, pcie4, pcie5 or ib400")->capture_default_str();
 }
 
 void write_output(const std::string& text, const std::string& path) {
@@ -68,7 +101,7 @@ std::string in_format(const std::vector<Plan>& plans, const PlanOptions& options
     return to_table(plans, options);
   }
   if (options.format == "json") {
-    return to_json(plans, options.schedule == "all");
+    return to_json(plans, options);
   }
   std::string text;
   const bool terminal = options.output.empty() && wants_colour();
@@ -102,9 +135,18 @@ Command add_plan(CLI::App& main) {
   CLI::App* app = main.add_subcommand(
       "plan", "Simulates, compares and draws schedules; needs no GPU and no MPI");
   const auto options = std::make_shared<PlanOptions>();
-  add_flags(*app, *options);
-  return {app, [options] {
-            options->check();
+  add_schedule_flags(*app, *options);
+  const std::vector<CLI::Option*> times = add_time_flags(*app, *options);
+  add_model_flags(*app, options->model);
+  return {app, [options, times] {
+            options->check(std::any_of(times.begin(), times.end(),
+                                       [](const CLI::Option* flag) { return flag->count() > 0; }));
+            if (options->microbatches < 4 * options->ranks && options->ranks > 1) {
+              fmt::print(stderr,
+                         "pipetrain: warning: {} micro-batches on {} ranks: below 4 per rank the "
+                         "bubble of 1f1b is over 20%\n",
+                         options->microbatches, options->ranks);
+            }
             const std::vector<Plan> plans = make_plans(*options);
             write_output(in_format(plans, *options), options->output);
             return 0;

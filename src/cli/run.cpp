@@ -8,15 +8,18 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/config_file.h"
+#include "cli/values.h"
 #include "pipetrain/comm/control.h"
 #include "pipetrain/comm/environment.h"
 #include "pipetrain/error.h"
+#include "pipetrain/runtime/watchdog.h"
 
 namespace pipetrain {
 namespace {
@@ -26,15 +29,8 @@ std::string version() {
                      PIPETRAIN_FLAVOUR, PIPETRAIN_BUILD, PIPETRAIN_REASON);
 }
 
-// One line per error: what was given, what is allowed, which flag. Wrong usage, and what does not
-// fit, are found by all ranks alike: the first one reports it, and the others leave it the time to,
-// for mpirun ends all ranks as soon as one has left.
-int report(ExitCode code, std::string message) {
-  const bool common = code == ExitCode::usage || code == ExitCode::does_not_fit;
-  if (common && launched_rank() != 0) {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
-    return int(code);
-  }
+// The text as one line on standard error.
+void print_error(std::string message) {
   while (!message.empty() && message.back() == '\n') {
     message.pop_back();
   }
@@ -42,6 +38,36 @@ int report(ExitCode code, std::string message) {
     c = c == '\n' ? ' ' : c;
   }
   fmt::print(stderr, "pipetrain: {}\n", message);
+}
+
+// Sleeps, or less when the launcher ends the job.
+void wait_for_the_end(std::chrono::milliseconds longest) {
+  constexpr std::chrono::milliseconds interval{20};
+  for (auto waited = interval; waited < longest && !termination_requested(); waited += interval) {
+    std::this_thread::sleep_for(interval);
+  }
+}
+
+// Says what was given, what is allowed, which flag. Wrong usage, and what does not fit, are found by
+// all ranks alike: the first one reports it, and mpirun ends the others as soon as it has left. A
+// rank that is still there then has found something alone.
+int report(ExitCode code, const std::string& message) {
+  const bool common = code == ExitCode::usage || code == ExitCode::does_not_fit;
+  if (!common) {
+    print_error(message);
+    return int(code);
+  }
+  if (launched_rank() == 0) {
+    print_error(message);
+    if (ranks_started() > 1) {  // for the others to find it too, before mpirun ends them
+      wait_for_the_end(std::chrono::milliseconds(200));
+    }
+    return int(code);
+  }
+  wait_for_the_end(std::chrono::seconds(5));
+  if (!termination_requested()) {
+    print_error(fmt::format("rank {}: {}", launched_rank(), message));
+  }
   return int(code);
 }
 
@@ -49,17 +75,21 @@ int parse_and_run(int argc, char** argv) {
   CLI::App main{"Pipeline-parallel training of GPT models"};
   main.name("pipetrain");
   main.set_version_flag("--version", version());
-  main.require_subcommand(1);
+  main.require_subcommand(0, 1);
   main.failure_message(CLI::FailureMessage::simple);
   add_config_file(main);
   const std::vector<Command> commands = {add_train(main), add_plan(main), add_doctor(main)};
   for (const Command& command : commands) {
     command.app->fallthrough();  // for --config behind the subcommand
+    require_values(*command.app);
   }
+  require_values(main);
   try {
     main.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
     return main.exit(success);
+  } catch (const CLI::ConversionError& error) {
+    return report(ExitCode::usage, fmt::format("{}: out of range", error.what()));
   } catch (const CLI::ParseError& error) {
     return report(ExitCode::usage, error.what());
   }
@@ -80,6 +110,8 @@ int run(int argc, char** argv) {
     code = parse_and_run(argc, argv);
   } catch (const Error& error) {
     code = report(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    code = report(ExitCode::does_not_fit, "the host's memory is too small for these flags");
   } catch (const std::exception& error) {
     code = report(ExitCode::other, error.what());
   }

@@ -2,6 +2,8 @@
 
 #include <CLI/App.hpp>
 #include <CLI/Option.hpp>
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -10,6 +12,7 @@
 #include "cli/command.h"
 #include "cli/train_summary.h"
 #include "pipetrain/comm/control.h"
+#include "pipetrain/comm/environment.h"
 #include "pipetrain/error.h"
 #include "pipetrain/runtime/watchdog.h"
 #include "pipetrain/train/train_config.h"
@@ -96,6 +99,30 @@ void add_data_and_output_flags(CLI::App& app, TrainFlags& flags) {
       ->capture_default_str();
 }
 
+// MPI waits for all ranks when it starts and when it ends.
+void within_deadline(double seconds, const std::string& what, const std::function<void()>& work) {
+  Watchdog watchdog(std::chrono::duration<double>(seconds), Watchdog::exit_process());
+  const Watchdog::HostPhase phase(&watchdog, what);
+  work();
+}
+
+int run_train(TrainFlags& flags) {
+  flags.finish();
+  install_signal_handlers();
+  const double timeout = flags.config.timeout;
+  std::unique_ptr<Control> control;
+  within_deadline(timeout, fmt::format("rank {} waits for all ranks to start", launched_rank()),
+                  [&] { control = make_mpi_control(); });
+  const TrainReport report = train(flags.config, *control);
+  if (control->rank() == 0) {
+    fmt::print("{}", train_summary(flags.config, report, wants_colour(),
+                                   std::thread::hardware_concurrency()));
+  }
+  within_deadline(timeout, fmt::format("rank {} waits for all ranks to end", control->rank()),
+                  [&] { control.reset(); });
+  return 0;
+}
+
 }  // namespace
 
 Command add_train(CLI::App& main) {
@@ -106,17 +133,7 @@ Command add_train(CLI::App& main) {
   add_pipeline_flags(*app, *flags);
   add_optimizer_flags(*app, *flags);
   add_data_and_output_flags(*app, *flags);
-  return {app, [flags] {
-            flags->finish();
-            install_signal_handlers();
-            const std::unique_ptr<Control> control = make_mpi_control();
-            const TrainReport report = train(flags->config, *control);
-            if (control->rank() == 0) {
-              fmt::print("{}", train_summary(flags->config, report, wants_colour(),
-                                             std::thread::hardware_concurrency()));
-            }
-            return 0;
-          }};
+  return {app, [flags] { return run_train(*flags); }};
 }
 
 }  // namespace pipetrain

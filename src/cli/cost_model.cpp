@@ -1,0 +1,111 @@
+#include "cli/cost_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "pipetrain/device/info.h"
+#include "pipetrain/error.h"
+
+namespace pipetrain {
+namespace {
+
+constexpr size_t gib = size_t(1) << 30;
+constexpr double mb = 1e6;
+constexpr double gb_per_s = 1e6;  // in bytes per millisecond
+
+// Two ranks on NVLink of an H100; InfiniBand at 400 Gbit/s; PCIe with 16 lanes.
+const std::vector<LinkModel>& links() {
+  static const std::vector<LinkModel> list = {
+      {"nvlink",
+       0.012,
+       {{1 * mb, 70 * gb_per_s},
+        {8 * mb, 168 * gb_per_s},
+        {32 * mb, 238 * gb_per_s},
+        {1000 * mb, 359 * gb_per_s}}},
+      {"pcie4", 0.015, {{1 * mb, 22 * gb_per_s}}},
+      {"pcie5", 0.015, {{1 * mb, 37 * gb_per_s}}},
+      {"ib400", 0.027, {{1 * mb, 20 * gb_per_s}, {32 * mb, 46 * gb_per_s}}},
+  };
+  return list;
+}
+
+}  // namespace
+
+double LinkModel::bytes_per_ms(double bytes) const {
+  if (bytes <= beta.front().bytes) {
+    return beta.front().bytes_per_ms;
+  }
+  for (size_t i = 1; i < beta.size(); ++i) {
+    if (bytes <= beta[i].bytes) {
+      const double part = (bytes - beta[i - 1].bytes) / (beta[i].bytes - beta[i - 1].bytes);
+      return beta[i - 1].bytes_per_ms + part * (beta[i].bytes_per_ms - beta[i - 1].bytes_per_ms);
+    }
+  }
+  return beta.back().bytes_per_ms;
+}
+
+DeviceModel device_model(const std::string& name) {
+  if (name == "h100") {
+    return {name, dense_bf16_peak_flops("NVIDIA H100"), 80 * gib};
+  }
+  if (name == "h200") {
+    return {name, dense_bf16_peak_flops("NVIDIA H200"), 141 * gib};
+  }
+  if (name == "a100") {
+    return {name, dense_bf16_peak_flops("NVIDIA A100"), 80 * gib};
+  }
+  throw UsageError(fmt::format("--device {}: must be h100, h200 or a100", name));
+}
+
+LinkModel link_model(const std::string& name) {
+  for (const LinkModel& link : links()) {
+    if (link.name == name) {
+      return link;
+    }
+  }
+  throw UsageError(fmt::format("--link {}: must be nvlink, pcie4, pcie5 or ib400", name));
+}
+
+std::vector<std::string> link_names() {
+  std::vector<std::string> names;
+  for (const LinkModel& link : links()) {
+    names.push_back(link.name);
+  }
+  return names;
+}
+
+schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Placement& placement,
+                              const DeviceModel& device, const LinkModel& link) {
+  const double c = request.model.hidden;
+  const double t = request.shape.sequence;
+  const double rows = request.shape.rows();
+  const double flops_per_ms = device.flops * assumed_efficiency / 1000;
+  const double matmuls = 24 * c * c;  // of a layer, per token
+  const double attention = 2 * c * t;
+  const double head = 2 * c * request.model.padded_vocabulary();
+  schedule::Costs costs;
+  costs.forward.clear();
+  costs.backward_input.clear();
+  costs.backward_weight.clear();
+  // A mirrored rank runs each of its two stages for half of the micro-batches.
+  const double share = placement.kind() == schedule::Placement::Kind::mirrored ? 0.5 : 1;
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    double layers = 0;
+    double heads = 0;
+    for (const StageLayers& stage : held_stages(request, placement, rank)) {
+      layers += share * stage.layers;
+      heads += stage.head ? share : 0;
+    }
+    costs.forward.push_back(rows * (layers * (matmuls + attention) + heads * 3 * head) /
+                            flops_per_ms);
+    costs.backward_input.push_back(rows * layers * (matmuls + 2 * attention) / flops_per_ms);
+    costs.backward_weight.push_back(rows * layers * matmuls / flops_per_ms);
+  }
+  const double bytes = double(message_bytes(request.model, request.shape, request.precision));
+  costs.latency = link.alpha_ms;
+  costs.transfer = bytes / link.bytes_per_ms(bytes);
+  return costs;
+}
+
+}  // namespace pipetrain

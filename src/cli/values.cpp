@@ -1,0 +1,76 @@
+#include "cli/values.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <system_error>
+
+namespace pipetrain {
+namespace {
+
+// Replaces `text` by the number's plain decimal form. Returns what is wrong, or nothing.
+template <typename T>
+std::string whole_number(std::string& text, const char* needed) {
+  T value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::result_out_of_range && stop == end) {
+    return fmt::format("{} is out of range", text);
+  }
+  if (error != std::errc() || stop != end) {
+    return fmt::format("'{}' must be {}", text, needed);
+  }
+  text = std::to_string(value);
+  return "";
+}
+
+// A number out of range passes as infinity; what uses it says what is allowed.
+std::string any_number(std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  const bool valid = stop == end && error != std::errc::invalid_argument;
+  return valid ? "" : fmt::format("'{}' must be a number", text);
+}
+
+std::string check_value(ValueKind kind, std::string& text) {
+  switch (kind) {
+    case ValueKind::count:
+      return whole_number<uint64_t>(text, "a whole number of at least 0");
+    case ValueKind::integer:
+      return whole_number<int64_t>(text, "a whole number");
+    case ValueKind::number:
+      return any_number(text);
+    case ValueKind::text:
+    case ValueKind::flag:
+      return text.empty() ? "an empty value was given" : "";
+  }
+  return "";
+}
+
+}  // namespace
+
+ValueKind value_kind(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  if (option.get_items_expected_max() == 0) {
+    return ValueKind::flag;
+  }
+  return type == "UINT"    ? ValueKind::count
+         : type == "INT"   ? ValueKind::integer
+         : type == "FLOAT" ? ValueKind::number
+                           : ValueKind::text;
+}
+
+void require_values(CLI::App& app) {
+  for (CLI::Option* option : app.get_options({})) {
+    const ValueKind kind = value_kind(*option);
+    if (kind != ValueKind::flag) {
+      option->transform(CLI::Validator(
+          [kind](std::string& text) { return check_value(kind, text); }, std::string()));
+    }
+  }
+}
+
+}  // namespace pipetrain
