@@ -62,6 +62,11 @@ void add_pipeline_flags(CLI::App& app, TrainFlags& flags) {
       ->capture_default_str();
   app.add_option("--microbatch-size", config.microbatch_size, "sequences per micro-batch B")
       ->capture_default_str();
+  app.add_option("--data-parallel", config.data_parallel,
+                 "replicas of the pipeline D; M is per replica, p = ranks / D")
+      ->capture_default_str();
+  app.add_option("--zero", config.zero, "1: each replica keeps 1/D of the optimizer state")
+      ->capture_default_str();
   app.add_option("--layers-per-stage", config.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
   app.add_option("--precision", flags.precision, "fp32 or bf16")->capture_default_str();

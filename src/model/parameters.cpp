@@ -54,11 +54,6 @@ bool holds(const StageLayers& stage, const Parameter& parameter) {
           parameter.layer < stage.first_layer + stage.layers && parameter.layer >= 0);
 }
 
-// fp32 and fp64 weights, and those of full precision, are their own masters.
-bool has_own_master(const Parameter& parameter, Precision precision) {
-  return precision == Precision::bf16 && !parameter.full_precision;
-}
-
 }  // namespace
 
 size_t Parameter::elements() const {
@@ -122,64 +117,6 @@ std::vector<size_t> held_parameters(const std::vector<Parameter>& table,
     }
   }
   return indices;
-}
-
-ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
-                                            const std::vector<StageLayers>& stages,
-                                            Precision precision) {
-  const std::vector<Parameter> table = parameter_table(config);
-  Bytes result;
-  for (const size_t index : held_parameters(table, stages)) {
-    const Parameter& parameter = table[index];
-    const size_t element = aligned(parameter.padded_elements * element_bytes(precision));
-    const size_t accumulator = aligned(parameter.padded_elements * accumulator_bytes(precision));
-    result.weights += has_own_master(parameter, precision) ? element + accumulator : accumulator;
-    result.gradients += parameter.tied ? 2 * accumulator : accumulator;
-    result.optimizer += 2 * accumulator;
-  }
-  return result;
-}
-
-ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
-                               Precision precision, Region& weights, Region& gradients,
-                               Region& optimizer)
-    : table_(parameter_table(config)) {
-  for (const size_t index : held_parameters(table_, stages)) {
-    LocalParameter local;
-    local.table_index = index;
-    local.parameter = &table_[index];
-    local_.push_back(local);
-  }
-
-  const size_t element = element_bytes(precision);
-  const size_t accumulator = accumulator_bytes(precision);
-  const auto take = [&](Region& region, std::byte* LocalParameter::*member) {
-    for (LocalParameter& local : local_) {
-      local.*member = region.take_bytes(local.parameter->padded_elements * accumulator);
-    }
-  };
-  take(weights, &LocalParameter::master);
-  for (LocalParameter& local : local_) {
-    const bool own_master = has_own_master(*local.parameter, precision);
-    local.weight_element = own_master ? element : accumulator;
-    local.weight =
-        own_master ? weights.take_bytes(local.parameter->padded_elements * element) : local.master;
-  }
-  take(gradients, &LocalParameter::gradient);
-  for (LocalParameter& local : local_) {
-    if (local.parameter->tied) {
-      local.head_gradient = gradients.take_bytes(local.parameter->padded_elements * accumulator);
-    }
-  }
-  take(optimizer, &LocalParameter::moment1);
-  take(optimizer, &LocalParameter::moment2);
-}
-
-const LocalParameter* ParameterStore::find(const std::string& name) const {
-  const auto found = std::find_if(local_.begin(), local_.end(), [&](const LocalParameter& local) {
-    return local.parameter->name == name;
-  });
-  return found == local_.end() ? nullptr : &*found;
 }
 
 }  // namespace pipetrain

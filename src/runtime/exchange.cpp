@@ -21,7 +21,7 @@ size_t Exchange::bytes(const schedule::LoweredSchedule& schedule, int rank, size
 }
 
 Exchange::Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
-                   size_t message_bytes, Region& region)
+                   size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream)
     : message_bytes_(message_bytes), ends_(schedule.channels.size()) {
   const int rank = grid.pipeline_rank();
   const auto make_slots = [&](int count) {
@@ -54,14 +54,12 @@ Exchange::Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, 
 
   // All ranks pass the channels in the same rounds: the first use of one waits on the host for its
   // peer.
-  const std::shared_ptr<Stream> one_stream =
-      transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr;
   for (const std::vector<size_t>& round : pairing_rounds(edges)) {
     for (const size_t edge : round) {
       End* end = ends_[channel_of_edge[edge]].get();
       if (end != nullptr) {
         end->channel = std::make_unique<Channel>(control, grid.peer(edges[edge].source),
-                                                 grid.peer(edges[edge].destination), one_stream);
+                                                 grid.peer(edges[edge].destination), stream);
         const std::vector<Slot>& slots = end->channel->is_source() ? end->outgoing : end->incoming;
         warm_up(*end->channel, slots.front().data, message_bytes);
       }

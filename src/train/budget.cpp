@@ -17,7 +17,7 @@ namespace {
 [[maybe_unused]] constexpr size_t nccl_outgoing_bytes = size_t(16) << 20;
 
 size_t nccl_estimate([[maybe_unused]] const schedule::LoweredSchedule& schedule,
-                     [[maybe_unused]] int rank) {
+                     [[maybe_unused]] int rank, [[maybe_unused]] int copies) {
   size_t bytes = 0;
 #ifdef PIPETRAIN_CUDA
   for (const schedule::Channel& channel : schedule.channels) {
@@ -26,6 +26,7 @@ size_t nccl_estimate([[maybe_unused]] const schedule::LoweredSchedule& schedule,
       bytes += channel.destination == rank ? nccl_incoming_bytes : 0;
     }
   }
+  bytes += copies > 1 ? nccl_incoming_bytes + nccl_outgoing_bytes : 0;
 #endif
   return bytes;
 }
@@ -71,14 +72,21 @@ size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placeme
 }
 
 Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
-                                 int rank) {
+                                 int rank, int replica) {
   Optimizer::Shape shape = {.config = request.model,
                             .precision = request.precision,
                             .stages = {},
                             .pipeline_rank = rank,
-                            .microbatches = placement.microbatches()};
+                            .microbatches = placement.microbatches(),
+                            .replicas = request.replicas,
+                            .replica = replica,
+                            .mirrored = placement.kind() == schedule::Placement::Kind::mirrored,
+                            .split_state = request.split_state};
   for (int r = 0; r < placement.ranks(); ++r) {
     shape.stages.push_back(held_stages(request, placement, r));
+  }
+  for (int i = 0; i < placement.microbatches(); ++i) {
+    shape.loss_ranks.push_back(placement.owner(placement.stages() - 1, i));
   }
   return shape;
 }
@@ -87,8 +95,9 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
                    int rank) {
   const schedule::Placement& placement = schedule.placement;
   const std::vector<StageLayers> held = held_stages(request, placement, rank);
+  const Optimizer::Shape shape = optimizer_shape(request, placement, rank);
   const ParameterStore::Bytes parameters =
-      ParameterStore::bytes(request.model, held, request.precision);
+      ParameterStore::bytes(request.model, held, request.precision, shape.sharding());
   const size_t message = message_bytes(request.model, request.shape, request.precision);
   Budget budget;
   budget.weights = parameters.weights;
@@ -100,9 +109,8 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
                                       gradient_slot_bytes(request, placement, rank));
   budget.channel_slots = Exchange::bytes(schedule, rank, message);
   budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held);
-  budget.step_data = Optimizer::bytes(optimizer_shape(request, placement, rank)) +
-                     StepBuffers::bytes(request, placement, rank);
-  budget.nccl = nccl_estimate(schedule, rank);
+  budget.step_data = Optimizer::bytes(shape) + StepBuffers::bytes(request, placement, rank);
+  budget.nccl = nccl_estimate(schedule, rank, shape.copies());
   return budget;
 }
 

@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <numeric>
 
-#include "pipetrain/comm/warm_up.h"
-#include "pipetrain/device/check.h"
+#include "pipetrain/comm/channel.h"
 #include "pipetrain/train/huggingface.h"
 #include "pipetrain/train/weights.h"
 
@@ -13,14 +12,6 @@ namespace pipetrain {
 namespace {
 
 constexpr int max_ctas = 8;  // thread blocks that NCCL may take from the kernels
-
-std::vector<int> job_ranks(const Grid& grid, const std::vector<int>& pipeline_ranks) {
-  std::vector<int> ranks;
-  for (const int rank : pipeline_ranks) {
-    ranks.push_back(grid.peer(rank));
-  }
-  return ranks;
-}
 
 }  // namespace
 
@@ -42,20 +33,32 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   Region weights(weights_);
   Region gradients(gradients_);
   Region moments(moments_);
+  const Optimizer::Shape shape = optimizer_shape(job.request, placement, rank, job.grid.replica());
   store_ = std::make_unique<ParameterStore>(job.request.model, held, job.request.precision, weights,
-                                            gradients, moments);
+                                            gradients, moments, shape.sharding());
 
-  connect(control);
-
+  const Watchdog::HostPhase phase(watchdog,
+                                  fmt::format("rank {} connects its channels", control.rank()));
+  make_groups(control);
   Region step_data(step_memory_);
-  optimizer_ = Optimizer::make(optimizer_shape(job.request, placement, rank),
-                               {.beta1 = job.config.beta1,
-                                .beta2 = job.config.beta2,
-                                .epsilon = job.config.epsilon,
-                                .weight_decay = job.config.weight_decay,
-                                .grad_clip = job.config.grad_clip},
-                               *store_, std::span(gradients_.data(), gradients_.bytes()),
-                               {.pipeline = pipeline_.get(), .tied = tied_.get()}, step_data);
+  const std::shared_ptr<Stream> one_stream =
+      transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr;
+  optimizer_ =
+      Optimizer::make(shape,
+                      {.beta1 = job.config.beta1,
+                       .beta2 = job.config.beta2,
+                       .epsilon = job.config.epsilon,
+                       .weight_decay = job.config.weight_decay,
+                       .grad_clip = job.config.grad_clip},
+                      *store_, std::span(gradients_.data(), gradients_.bytes()),
+                      {.job = everyone_.get(), .tied = tied_.get(), .copies = copies_.get()},
+                      step_data, one_stream);
+  optimizer_->warm_up(compute_);
+  Region channels(channel_memory_);
+  exchange_ = std::make_unique<Exchange>(
+      job.lowered, job.grid, control,
+      message_bytes(job.request.model, job.request.shape, job.request.precision), channels,
+      one_stream);
   step_buffers_ =
       std::make_unique<StepBuffers>(job.request, placement, rank, optimizer_->losses(), step_data);
 
@@ -63,12 +66,14 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   workspace_ = make_gpt_workspace(job.request.model, job.request.shape, job.request.precision, held,
                                   workspace);
   std::map<int, Stage*> stages;
+  std::map<int, int> numbers;  // global stage -> its place among the stages of this rank
   for (int stage = 0; stage < placement.stages(); ++stage) {
     if (placement.holds(rank, stage)) {
       stages_.push_back(make_gpt_stage(job.request.model, job.request.shape, job.request.precision,
                                        job.request.stages[size_t(stage)], *store_,
                                        step_buffers_->data(), *workspace_));
       stages[stage] = stages_.back().get();
+      numbers.emplace(stage, int(numbers.size()));
     }
   }
 
@@ -86,13 +91,18 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   executor_ = std::make_unique<Executor>(
       job.lowered, rank, std::move(stages), *exchange_, *activations_, *gradient_slots_, compute_,
       Executor::Mode::training,
-      StepHooks{.reduce_gradients = [](int) {},  // one replica
+      StepHooks{.reduce_gradients =
+                    [this, numbers](int stage) {
+                      optimizer_->reduce(numbers.at(stage), step_, compute_);
+                    },
                 .optimizer_step = [this] { optimizer_->submit(step_, inputs_, compute_); }},
       watchdog);
   if (watchdog != nullptr) {
     watchdog->set_error_probe([this] {
       ncclResult_t result = exchange_->async_error();
-      result = result == ncclSuccess ? pipeline_->async_error() : result;
+      for (const Communicator* group : {everyone_.get(), copies_.get(), tied_.get()}) {
+        result = result == ncclSuccess && group != nullptr ? group->async_error() : result;
+      }
       return result == ncclSuccess ? std::string()
                                    : fmt::format("NCCL: {}", ncclGetErrorString(result));
     });
@@ -105,38 +115,27 @@ Engine::~Engine() {
   }
 }
 
-// All communicators, in one order that is the same on all ranks, each used once: NCCL connects at
-// the first use.
-void Engine::connect(Control& control) {
-  const Watchdog::HostPhase phase(watchdog_,
-                                  fmt::format("rank {} connects its channels", control.rank()));
-  std::vector<int> everyone(size_t(job_.grid.pipeline));
-  for (size_t i = 0; i < everyone.size(); ++i) {
-    everyone[i] = int(i);
-  }
-  pipeline_ = std::make_unique<Communicator>(control, job_ranks(job_.grid, everyone), max_ctas);
-  warm_up(*pipeline_, workspace_memory_.data(), alignment, compute_);
+// All ranks create the groups they share in this order.
+void Engine::make_groups(Control& control) {
+  const Grid& grid = job_.grid;
+  const Optimizer::Shape shape =
+      optimizer_shape(job_.request, job_.lowered.placement, grid.pipeline_rank(), grid.replica());
+  std::vector<int> ranks(size_t(control.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  everyone_ = std::make_unique<Communicator>(control, ranks, max_ctas);
 
-  const std::vector<int> ends = Optimizer::tied_ranks(
-      optimizer_shape(job_.request, job_.lowered.placement, job_.grid.pipeline_rank()));
-  if (ends.size() == 2 &&
-      std::find(ends.begin(), ends.end(), job_.grid.pipeline_rank()) != ends.end()) {
-    tied_ = std::make_unique<Communicator>(control, job_ranks(job_.grid, ends), max_ctas);
-    check(cudaMemsetAsync(gradients_.data(), 0, gradients_.bytes(), compute_.get()),
-          "cudaMemsetAsync");
-    for (const LocalParameter& local : store_->parameters()) {
-      if (local.parameter->tied) {
-        tied_->all_reduce_sum(local.gradient, local.parameter->padded_elements,
-                              job_.request.precision == Precision::fp64 ? ncclFloat64 : ncclFloat32,
-                              compute_);
-      }
+  if (shape.copies() > 1) {
+    ranks.clear();
+    for (int copy = 0; copy < shape.copies(); ++copy) {
+      ranks.push_back(shape.rank_of_copy(grid.pipeline_rank(), copy));
     }
-    compute_.synchronize();
+    copies_ = std::make_unique<Communicator>(control, ranks, max_ctas);
   }
-  Region channels(channel_memory_);
-  exchange_ = std::make_unique<Exchange>(
-      job_.lowered, job_.grid, control,
-      message_bytes(job_.request.model, job_.request.shape, job_.request.precision), channels);
+  const std::vector<int> ends = Optimizer::tied_ranks(shape);
+  if (ends.size() == 2 && (ends[0] == grid.pipeline_rank() || ends[1] == grid.pipeline_rank())) {
+    ranks = {grid.peer(ends[0]), grid.peer(ends[1])};
+    tied_ = std::make_unique<Communicator>(control, ranks, max_ctas);
+  }
 }
 
 void Engine::set_initial_weights() {

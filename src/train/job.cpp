@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <string_view>
 
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
@@ -11,12 +13,80 @@
 #include "pipetrain/schedule/validate.h"
 
 namespace pipetrain {
+namespace {
+
+constexpr std::string_view csv_prefix = "csv:";
+
+std::string read_schedule_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) {
+    throw UsageError(fmt::format("--schedule csv:{}: the file cannot be read", path));
+  }
+  return text;
+}
+
+// Ranks and micro-batches are those of the job; the file must have them.
+schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
+  const std::string path = config.schedule.substr(csv_prefix.size());
+  schedule::Schedule schedule =
+      schedule::parse_csv(read_schedule_file(path), "--schedule " + config.schedule);
+  const schedule::Placement& placement = schedule.placement;
+  const auto refuse = [&](const std::string& problem) {
+    throw UsageError(fmt::format("--schedule {}: {}", config.schedule, problem));
+  };
+  if (schedule.forward_only) {
+    refuse("the file has no backward passes; training needs them");
+  }
+  if (placement.ranks() != grid.pipeline) {
+    refuse(
+        fmt::format("the file has {} lines, one per pipeline rank, and {} ranks with "
+                    "--data-parallel {} are {}; start {} ranks",
+                    placement.ranks(), grid.pipeline * grid.replicas, grid.replicas, grid.pipeline,
+                    placement.ranks() * grid.replicas));
+  }
+  if (placement.microbatches() != config.microbatches) {
+    refuse(fmt::format("the file has {} micro-batches, --microbatches is {}; it must be {}",
+                       placement.microbatches(), config.microbatches, placement.microbatches()));
+  }
+  if (config.chunks && *config.chunks != placement.chunks()) {
+    refuse(fmt::format("the file has {} chunks per rank, --chunks is {}; leave it out",
+                       placement.chunks(), *config.chunks));
+  }
+  if (config.group) {
+    refuse(fmt::format("--group {}: the file decides; leave it out", *config.group));
+  }
+  schedule.name = config.schedule;
+  return schedule;
+}
+
+schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
+  if (config.schedule.starts_with(csv_prefix)) {
+    return csv_schedule(config, grid);
+  }
+  schedule::Schedule schedule = schedule::generate({.name = config.schedule,
+                                                    .ranks = grid.pipeline,
+                                                    .microbatches = config.microbatches,
+                                                    .chunks = config.chunks.value_or(0),
+                                                    .group = config.group.value_or(0)});
+  if (schedule.update != schedule::Update::step) {
+    throw UsageError(fmt::format(
+        "--schedule {} is not synchronous: its stages keep several versions of their weights; "
+        "train runs synchronous schedules, 1f1b and zb-h1 among them",
+        config.schedule));
+  }
+  return schedule;
+}
+
+}  // namespace
 
 Job make_job(const TrainConfig& config, int ranks, int rank) {
   config.check();
-  const Grid grid = make_grid(ranks, rank, 1);
+  const Grid grid = make_grid(ranks, rank, config.data_parallel);
   auto tokens = std::make_unique<TokenStream>(config.data);
   ModelChoice model = choose_model(config, tokens->natural_vocabulary());
+  const MicrobatchShape shape = {config.microbatch_size, model.sequence};
+  shape.check(model.config);
   const BatchShape batch = {.microbatches = config.microbatches,
                             .replicas = grid.replicas,
                             .batch = config.microbatch_size,
@@ -25,21 +95,19 @@ Job make_job(const TrainConfig& config, int ranks, int rank) {
                                                 config.shuffle, config.seed);
   tokens->check_vocabulary(model.config.vocabulary);
 
-  schedule::Schedule schedule = schedule::generate({.name = config.schedule,
-                                                    .ranks = grid.pipeline,
-                                                    .microbatches = config.microbatches,
-                                                    .chunks = config.chunks.value_or(0),
-                                                    .group = config.group.value_or(0)});
+  schedule::Schedule schedule = make_schedule(config, grid);
   std::vector<std::string> warnings = validate(schedule);
   schedule::LoweredSchedule lowered = lower(schedule);
   schedule::Simulation planned = simulate(schedule, {});
 
   const BudgetRequest request = {
       .model = model.config,
-      .shape = {config.microbatch_size, model.sequence},
+      .shape = shape,
       .precision = config.precision,
       .stages =
-          partition(model.config.layers, schedule.placement.stages(), config.layers_per_stage)};
+          partition(model.config.layers, schedule.placement.stages(), config.layers_per_stage),
+      .replicas = grid.replicas,
+      .split_state = config.zero == 1};
   const Budget budget = rank_budget(request, lowered, grid.pipeline_rank());
   return {config,
           std::move(model),
@@ -59,11 +127,12 @@ std::string Job::fingerprint() const {
   const GptConfig& gpt = model.config;
   std::string text = fmt::format(
       "layers {} hidden {} heads {} vocabulary {} sequence {} batch {} microbatches {} replicas {} "
-      "precision {} steps {} learning-rate {} {} {} {} betas {} {} epsilon {} decay {} clip {} "
+      "zero {} precision {} steps {} learning-rate {} {} {} {} betas {} {} epsilon {} decay {} "
+      "clip {} "
       "seed "
       "{} tokens {}\n",
       gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, model.sequence, batch.batch,
-      batch.microbatches, batch.replicas, to_string(config.precision), config.steps,
+      batch.microbatches, batch.replicas, config.zero, to_string(config.precision), config.steps,
       config.learning_rate, to_string(config.lr_schedule), config.warmup_steps,
       config.min_learning_rate, config.beta1, config.beta2, config.epsilon, config.weight_decay,
       config.grad_clip, config.seed, tokens->size());

@@ -88,6 +88,10 @@ void TrainConfig::check() const {
   require_count(group, "--group");
   require_count(microbatches, 1, "--microbatches");
   require_count(microbatch_size, 1, "--microbatch-size");
+  require_count(data_parallel, 1, "--data-parallel");
+  if (zero != 0 && zero != 1) {
+    throw UsageError(fmt::format("--zero {}: must be 0 or 1", zero));
+  }
   if (memory_limit) {
     require_above_zero(*memory_limit, "--memory-limit");
   }

@@ -148,10 +148,11 @@ void Trainer::announce() {
       gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, parameter_count(gpt),
       to_string(job_->config.precision), job_->tokens->size()));
   log_->info(
-      fmt::format("{} on {} ranks, {} stages; {} micro-batches of {} x {} tokens per step; "
-                  "device: {}",
+      fmt::format("{} on {} ranks, {} stages, {} replicas; {} micro-batches of {} x {} tokens per "
+                  "step and replica; device: {}",
                   job_->schedule.name, job_->grid.pipeline, job_->schedule.placement.stages(),
-                  job_->batch.microbatches, job_->batch.batch, job_->batch.sequence, device.name));
+                  job_->grid.replicas, job_->batch.microbatches, job_->batch.batch,
+                  job_->batch.sequence, device.name));
   for (const std::string& warning : job_->warnings) {
     log_->warning(warning);
   }
@@ -275,7 +276,7 @@ void Trainer::after_first_step() {
   }
   if (!job_->config.dump_gradients.empty()) {
     write_tensors(job_->config.dump_gradients, StoredTensor::gradient, engine_->parameters(),
-                  job_->config.precision, job_->grid, control_);
+                  job_->config.precision, control_);
   }
   last_end_ = Clock::now();
 }
@@ -353,7 +354,7 @@ void Trainer::write_outputs() {
   if (!config.export_dir.empty()) {
     const HuggingFaceConfig* source = job_->model.source ? &*job_->model.source : nullptr;
     export_huggingface(config.export_dir, job_->model.config, source, engine_->parameters(),
-                       config.precision, job_->grid, control_);
+                       config.precision, control_);
   }
 }
 

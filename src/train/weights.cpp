@@ -1,9 +1,12 @@
 #include "pipetrain/train/weights.h"
 
 #include <cuda_runtime.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "kernels/types.h"
 #include "pipetrain/device/check.h"
@@ -17,34 +20,72 @@ void upload(std::byte* device, const void* host, size_t bytes) {
   check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
 }
 
-// The job rank that gives each parameter: the lowest that holds it, which is one of replica 0.
-// Collective over the job.
-std::vector<int> owners(const ParameterStore& store, Control& control) {
-  std::vector<std::byte> held(store.table().size());
-  for (const LocalParameter& local : store.parameters()) {
-    held[local.table_index] = std::byte(1);
-  }
-  std::vector<std::byte> packed(held.size() * sizeof(int));
-  const auto of_ranks = control.gather(held, 0);
-  std::vector<int> result(held.size(), -1);
-  for (size_t index = 0; index < held.size() && control.rank() == 0; ++index) {
-    for (int rank = 0; rank < control.size() && result[index] < 0; ++rank) {
-      result[index] = of_ranks[size_t(rank)][index] == std::byte(1) ? rank : -1;
-    }
-    if (result[index] < 0) {
-      throw InternalError("no rank holds " + store.table()[index].name);
-    }
-  }
-  std::memcpy(packed.data(), result.data(), packed.size());
-  control.broadcast(packed, 0);
-  std::memcpy(result.data(), packed.data(), packed.size());
-  return result;
+// The elements of a parameter that this rank can give: of a gradient the whole global batch's.
+ElementRange given_by(const LocalParameter& local, StoredTensor which, const Sharding& sharding) {
+  const bool part =
+      which == StoredTensor::gradient ? sharding.split_state : local.separate_master();
+  return without_padding(part ? local.state : ElementRange{0, local.parameter->padded_elements},
+                         local.parameter->elements());
 }
 
-std::vector<std::byte> download(const LocalParameter& local, StoredTensor which, size_t bytes) {
-  const std::byte* device = which == StoredTensor::master ? local.master : local.gradient;
-  std::vector<std::byte> host(bytes);
-  check(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+// A rank's piece of a parameter.
+struct Piece {
+  size_t parameter = 0;
+  int rank = 0;  // of the job
+  ElementRange elements;
+};
+
+template <typename T>
+std::vector<T> elements_of(const std::vector<std::byte>& bytes) {
+  std::vector<T> elements(bytes.size() / sizeof(T));
+  std::memcpy(elements.data(), bytes.data(), bytes.size());
+  return elements;
+}
+
+// All parameters in order, each in pieces of as few ranks as it takes, lower ones first. Collective
+// over the job.
+std::vector<Piece> pieces(const ParameterStore& store, StoredTensor which, Control& control) {
+  const std::vector<Parameter>& table = store.table();
+  std::vector<ElementRange> held(table.size());
+  for (const LocalParameter& local : store.parameters()) {
+    held[local.table_index] = given_by(local, which, store.sharding());
+  }
+  const auto gathered = control.gather(std::as_bytes(std::span(held)), 0);
+  std::vector<Piece> result;
+  std::vector<std::vector<ElementRange>> of_ranks;
+  for (const std::vector<std::byte>& bytes : gathered) {
+    of_ranks.push_back(elements_of<ElementRange>(bytes));
+  }
+  for (size_t index = 0; index < table.size() && control.rank() == 0; ++index) {
+    for (size_t done = 0; done < table[index].elements();) {
+      const auto has_next = [&](const std::vector<ElementRange>& ranges) {
+        return ranges[index].first <= done && done < ranges[index].first + ranges[index].count;
+      };
+      const auto found = std::find_if(of_ranks.begin(), of_ranks.end(), has_next);
+      if (found == of_ranks.end()) {
+        throw InternalError(fmt::format("no rank holds element {} of {}", done, table[index].name));
+      }
+      const ElementRange& range = (*found)[index];
+      const size_t end = range.first + range.count;
+      result.push_back({index, int(found - of_ranks.begin()), {done, end - done}});
+      done = end;
+    }
+  }
+  const auto bytes = std::as_bytes(std::span(result));
+  std::vector<std::byte> packed(bytes.begin(), bytes.end());
+  control.broadcast(packed, 0);
+  return elements_of<Piece>(packed);
+}
+
+std::vector<std::byte> download(const LocalParameter& local, StoredTensor which,
+                                const ElementRange& elements, size_t element_bytes) {
+  const std::byte* device = local.gradient + elements.first * element_bytes;
+  if (which == StoredTensor::master) {
+    const size_t first = local.separate_master() ? local.state.first : 0;
+    device = local.master + (elements.first - first) * element_bytes;
+  }
+  std::vector<std::byte> host(elements.count * element_bytes);
+  check(cudaMemcpy(host.data(), device, host.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
   return host;
 }
 
@@ -59,22 +100,21 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
       continue;
     }
     const std::vector<float> master(exact.begin(), exact.end());
-    upload(local.master, master.data(), master.size() * sizeof(float));
-    if (local.weight != local.master) {
+    if (local.separate_master()) {
+      if (local.state.count > 0) {
+        upload(local.master, master.data() + local.state.first, local.state.count * sizeof(float));
+      }
       const std::vector<kernels::bf16> weight(master.begin(), master.end());
       upload(local.weight, weight.data(), weight.size() * sizeof(kernels::bf16));
+    } else {
+      upload(local.weight, master.data(), master.size() * sizeof(float));
     }
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy may outlast its call
 }
 
 void write_tensors(const std::string& path, StoredTensor which, const ParameterStore& store,
-                   Precision precision, const Grid& grid, Control& control,
-                   const std::string& name_prefix) {
-  const std::vector<int> owner = owners(store, control);
-  if (grid.replica() != 0) {
-    return;
-  }
+                   Precision precision, Control& control, const std::string& name_prefix) {
   const bool writes = control.rank() == 0;
   std::unique_ptr<SafetensorsWriter> writer;
   if (writes) {
@@ -87,21 +127,30 @@ void write_tensors(const std::string& path, StoredTensor which, const ParameterS
     }
     writer = std::make_unique<SafetensorsWriter>(path, tensors);
   }
-  for (size_t index = 0; index < owner.size(); ++index) {
-    const Parameter& parameter = store.table()[index];
-    const size_t bytes = parameter.elements() * accumulator_bytes(precision);
-    const bool mine = owner[index] == control.rank();
-    // A tensor is sent when rank 0 asks for it, so that it never holds two.
-    if (writes && !mine) {
-      control.send(std::vector<std::byte>(1), owner[index]);
-      writer->write(control.receive(owner[index]));
-    } else if (mine) {
-      const LocalParameter& local = *store.find(parameter.name);
-      if (writes) {
-        writer->write(download(local, which, bytes));
-      } else {
+  std::vector<std::byte> tensor;
+  for (const Piece& piece : pieces(store, which, control)) {
+    const Parameter& parameter = store.table()[piece.parameter];
+    const bool mine = piece.rank == control.rank();
+    std::vector<std::byte> data;
+    if (mine) {
+      if (!writes) {
         control.receive(0);
-        control.send(download(local, which, bytes), 0);
+      }
+      data = download(*store.find(parameter.name), which, piece.elements,
+                      accumulator_bytes(precision));
+    }
+    // A piece is sent when rank 0 asks for it, so that it never holds two tensors.
+    if (writes && !mine) {
+      control.send(std::vector<std::byte>(1), piece.rank);
+      data = control.receive(piece.rank);
+    } else if (mine && !writes) {
+      control.send(data, 0);
+    }
+    if (writes) {
+      tensor.insert(tensor.end(), data.begin(), data.end());
+      if (piece.elements.first + piece.elements.count == parameter.elements()) {
+        writer->write(tensor);
+        tensor.clear();
       }
     }
   }
@@ -112,7 +161,7 @@ void write_tensors(const std::string& path, StoredTensor which, const ParameterS
 
 void export_huggingface(const std::string& directory, const GptConfig& config,
                         const HuggingFaceConfig* source, const ParameterStore& store,
-                        Precision precision, const Grid& grid, Control& control) {
+                        Precision precision, Control& control) {
   if (control.rank() == 0) {
     OutputFile file(directory + "/config.json");
     file.write(exported_config(config, source));
@@ -120,8 +169,8 @@ void export_huggingface(const std::string& directory, const GptConfig& config,
   }
   // Hugging Face reads names without the prefix as the transformer alone: fine for a tied head,
   // which follows from it, an error for one of its own.
-  write_tensors(directory + "/model.safetensors", StoredTensor::master, store, precision, grid,
-                control, config.tied_head ? "" : "transformer.");
+  write_tensors(directory + "/model.safetensors", StoredTensor::master, store, precision, control,
+                config.tied_head ? "" : "transformer.");
 }
 
 }  // namespace pipetrain

@@ -195,6 +195,9 @@ class Rank {
   }
 
   void submit(int64_t step) {
+    for (size_t stage = 0; stage < store().stages().size(); ++stage) {
+      optimizer_->reduce(int(stage), step, stream_);
+    }
     optimizer_->submit(
         step,
         {1e-3 * double(step + 1), test_.stopping_rank == shape_.pipeline_rank && step == 2,

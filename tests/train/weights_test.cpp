@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "pipetrain/comm/grid.h"
 #include "tests/support/rank_threads.h"
 #include "tests/train/device_values.h"
 #include "tests/train/temporary.h"
@@ -32,12 +33,12 @@ ParameterValues initial(const GptConfig& config) {
 }
 
 // Stage i on rank i; rank 0 writes.
-using Body = std::function<void(const StoreHolder&, const Grid&, Control&)>;
+using Body = std::function<void(const StoreHolder&, Control&)>;
 void with_stores(int ranks, const GptConfig& config, Precision precision, const Body& body) {
   test::run_ranks(ranks, [&](Control& control) {
     const StageLayers stage = partition(config.layers, ranks)[size_t(control.rank())];
     const StoreHolder holder(config, {stage}, precision);
-    body(holder, make_grid(ranks, control.rank(), 1), control);
+    body(holder, control);
   });
 }
 
@@ -45,11 +46,10 @@ void export_from(int ranks, const GptConfig& config, Precision precision,
                  const ParameterValues& values, const std::string& directory,
                  const HuggingFaceConfig* source = nullptr) {
   std::filesystem::create_directories(directory);
-  with_stores(
-      ranks, config, precision, [&](const StoreHolder& holder, const Grid& grid, Control& control) {
-        set_weights(holder.store(), precision, values);
-        export_huggingface(directory, config, source, holder.store(), precision, grid, control);
-      });
+  with_stores(ranks, config, precision, [&](const StoreHolder& holder, Control& control) {
+    set_weights(holder.store(), precision, values);
+    export_huggingface(directory, config, source, holder.store(), precision, control);
+  });
 }
 
 // Fault 26: initial weights depend on the number of ranks, or all stages are seeded alike.
@@ -111,7 +111,7 @@ TEST(Weights, UntiedHeadIsExportedAndReadBack) {
 }
 
 TEST(Weights, PadRowsAreZeroAndWeightsInUseAreRounded) {
-  with_stores(1, model(), Precision::bf16, [](const StoreHolder& holder, const Grid&, Control&) {
+  with_stores(1, model(), Precision::bf16, [](const StoreHolder& holder, Control&) {
     set_weights(holder.store(), Precision::bf16, [](const Parameter& parameter) {
       return std::vector<double>(parameter.elements(), 1 + std::ldexp(3, -9));  // between two
     });
@@ -136,15 +136,14 @@ TEST(Weights, GradientsAreWrittenInTheAccumulatorType) {
   for (const Precision precision : precisions) {
     const TemporaryDirectory directory;
     const std::string path = directory.file("gradients.safetensors");
-    with_stores(
-        3, model(), precision, [&](const StoreHolder& holder, const Grid& grid, Control& control) {
-          for (const LocalParameter& local : holder.store().parameters()) {
-            std::vector<double> values(local.parameter->elements());
-            std::iota(values.begin(), values.end(), double(local.table_index) + 0.25);
-            set_device_values(local.gradient, values, precision);
-          }
-          write_tensors(path, StoredTensor::gradient, holder.store(), precision, grid, control);
-        });
+    with_stores(3, model(), precision, [&](const StoreHolder& holder, Control& control) {
+      for (const LocalParameter& local : holder.store().parameters()) {
+        std::vector<double> values(local.parameter->elements());
+        std::iota(values.begin(), values.end(), double(local.table_index) + 0.25);
+        set_device_values(local.gradient, values, precision);
+      }
+      write_tensors(path, StoredTensor::gradient, holder.store(), precision, control);
+    });
     const SafetensorsFile file(path);
     const std::vector<Parameter> table = parameter_table(model());
     ASSERT_EQ(file.tensors().size(), table.size());
@@ -169,7 +168,7 @@ TEST(Weights, OnlyTheFirstReplicaWrites) {
     set_weights(holder.store(), Precision::fp32, [&](const Parameter& parameter) {
       return std::vector<double>(parameter.elements(), grid.replica());
     });
-    write_tensors(path, StoredTensor::master, holder.store(), Precision::fp32, grid, control);
+    write_tensors(path, StoredTensor::master, holder.store(), Precision::fp32, control);
   });
   const SafetensorsFile file(path);
   for (const TensorInfo& tensor : file.tensors()) {

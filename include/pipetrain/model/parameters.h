@@ -39,18 +39,72 @@ std::vector<Parameter> parameter_table(const GptConfig& config);
 std::vector<size_t> held_parameters(const std::vector<Parameter>& table,
                                     const std::vector<StageLayers>& stages);
 
+// Ranks that hold the same parameters are copies of each other: they add their gradients and share
+// the work, and with split_state the memory, of the optimizer.
+struct Sharding {
+  int copies = 1;
+  int copy = 0;              // this rank's
+  bool split_state = false;  // --zero 1: moments and separate masters of this copy's shard only
+
+  friend bool operator==(const Sharding&, const Sharding&) = default;
+};
+
+struct ElementRange {
+  size_t first = 0;
+  size_t count = 0;
+};
+// The part of a range of padded elements that is not padding.
+ElementRange without_padding(const ElementRange& range, size_t elements);
+
+// Parameters that lie side by side in every kind of memory and are summed over the copies together.
+// Every copy has one of `copies` equal shards of the run, in order; shards are cut at multiples of
+// kernels::norm_block elements of each parameter.
+struct ParameterUnit {
+  struct Member {
+    size_t table_index = 0;
+    size_t first = 0;            // element of the run
+    size_t padded_elements = 0;  // of the parameter
+  };
+  int stage = -1;                 // index into the rank's stages; -1: a tied embedding
+  bool separate_masters = false;  // weights in use are masters rounded
+  std::vector<Member> members;
+  size_t elements = 0;  // of the run, gaps included
+
+  // The part of a member's padded elements in the shard of `copy`.
+  ElementRange shard_of(const Member& member, int copy, int copies) const;
+};
+
+// The units of a rank with these stages: a tied embedding, then stage by stage.
+std::vector<ParameterUnit> parameter_units(const std::vector<Parameter>& table,
+                                           const std::vector<StageLayers>& stages,
+                                           Precision precision, int copies);
+
 // A parameter on this rank's device. T-typed memory is untyped here; see element_bytes().
 struct LocalParameter {
   size_t table_index = 0;  // into parameter_table()
   const Parameter* parameter = nullptr;
+  ElementRange shard;  // of the padded elements: this copy's
+  ElementRange state;  // what this copy updates: its shard with split_state, else everything
   std::byte* weight = nullptr;  // used by the kernels: element type, see weight_element
   size_t weight_element = 0;    // bytes of one element of weight
-  // Accumulator type from here on. fp32, fp64 and full_precision: master == weight.
+  // Accumulator type from here on.
+  // Separate masters begin at state.first. fp32, fp64 and full_precision: master == weight.
   std::byte* master = nullptr;
   std::byte* gradient = nullptr;       // tied: the embedding's part
   std::byte* head_gradient = nullptr;  // tied: the head's part; nullptr otherwise
-  std::byte* moment1 = nullptr;
+  std::byte* moment1 = nullptr;        // begin at state.first
   std::byte* moment2 = nullptr;
+
+  bool separate_master() const { return master != weight; }
+};
+
+// A unit on this rank's device: its runs.
+struct LocalUnit {
+  ParameterUnit unit;
+  std::byte* weight = nullptr;
+  size_t weight_element = 0;
+  std::byte* gradient = nullptr;
+  std::byte* head_gradient = nullptr;  // of the tied embedding's unit, else nullptr
 };
 
 // All parameters of the stages that one rank holds, each once, in global order. A tied embedding
@@ -63,24 +117,29 @@ class ParameterStore {
     size_t optimizer = 0;  // moments
   };
   static Bytes bytes(const GptConfig& config, const std::vector<StageLayers>& stages,
-                     Precision precision);
+                     Precision precision, const Sharding& sharding = {});
 
-  // Takes exactly bytes() from the three regions. Nothing is initialised. Masters, gradients,
-  // first and second moments are each one run of memory in the order of parameters(), at the same
-  // offsets; the head's gradient parts follow the gradients.
+  // Takes exactly bytes() from the three regions. Nothing is initialised.
   ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
-                 Precision precision, Region& weights, Region& gradients, Region& optimizer);
+                 Precision precision, Region& weights, Region& gradients, Region& optimizer,
+                 const Sharding& sharding = {});
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore(ParameterStore&&) = default;
 
   const std::vector<Parameter>& table() const { return table_; }
   const std::vector<LocalParameter>& parameters() const { return local_; }
+  const std::vector<LocalUnit>& units() const { return units_; }
+  const std::vector<StageLayers>& stages() const { return stages_; }
+  const Sharding& sharding() const { return sharding_; }
   // nullptr if this rank does not hold it.
   const LocalParameter* find(const std::string& name) const;
 
  private:
   std::vector<Parameter> table_;
+  std::vector<StageLayers> stages_;
+  Sharding sharding_;
   std::vector<LocalParameter> local_;
+  std::vector<LocalUnit> units_;
 };
 
 // Initial values of a parameter, real shape, row-major, from a counter-based generator keyed by

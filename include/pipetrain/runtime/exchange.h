@@ -21,9 +21,10 @@ class Exchange {
   static size_t bytes(const schedule::LoweredSchedule& schedule, int rank, size_t message_bytes);
 
   // Connects and warms up every channel, in one global order: collective over the pipeline. `grid`
-  // maps pipeline ranks to the job's.
+  // maps pipeline ranks to the job's. `stream`: for all transfers; null: each channel has its own.
+  // See transfers_need_one_stream().
   Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
-           size_t message_bytes, Region& region);
+           size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream = nullptr);
 
   // Transfers, on the channel's own stream, with `started` and `ended` recorded around them. `slot`
   // is the action's message. `gate` (may be null) must have been recorded for gate_tag.

@@ -14,9 +14,9 @@ namespace pipetrain {
 // Device memory of one rank, in bytes, known before anything is allocated. The trainer allocates
 // exactly these pieces; NCCL's own memory is an estimate and allocated by NCCL.
 struct Budget {
-  size_t weights = 0;           // in use, and fp32 masters where they are separate
+  size_t weights = 0;           // in use, and fp32 masters where they are separate (--zero 1: 1/D)
   size_t gradients = 0;         // accumulators
-  size_t optimizer = 0;         // moments
+  size_t optimizer = 0;         // moments (--zero 1: 1/D)
   size_t activation_slots = 0;  // F to B or W
   size_t gradient_slots = 0;    // I to W
   size_t channel_slots = 0;     // messages
@@ -34,6 +34,8 @@ struct BudgetRequest {
   MicrobatchShape shape;
   Precision precision = Precision::fp32;
   std::vector<StageLayers> stages;  // of the whole pipeline
+  int replicas = 1;
+  bool split_state = false;  // --zero 1
 };
 
 // The stages of `request` that `rank` holds under the placement.
@@ -47,8 +49,9 @@ size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placeme
                            int rank);
 
 Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
-                                 int rank);
+                                 int rank, int replica = 0);
 
+// Of a pipeline rank; the same for all its replicas.
 Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
                    int rank);
 

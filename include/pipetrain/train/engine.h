@@ -47,7 +47,7 @@ class Engine {
   const Pool& gradient_slots() const { return *gradient_slots_; }
 
  private:
-  void connect(Control& control);
+  void make_groups(Control& control);
 
   const Job& job_;
   Watchdog* watchdog_;
@@ -61,8 +61,9 @@ class Engine {
   Buffer step_memory_;
   Stream compute_;
   std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<Communicator> pipeline_;
-  std::unique_ptr<Communicator> tied_;
+  std::unique_ptr<Communicator> everyone_;
+  std::unique_ptr<Communicator> copies_;  // where there is more than one
+  std::unique_ptr<Communicator> tied_;    // on the ends of a tied embedding, where they lie apart
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepBuffers> step_buffers_;
   std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> workspace_{nullptr, nullptr};

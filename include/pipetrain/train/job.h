@@ -21,7 +21,7 @@ struct Job {
   Grid grid;
   BatchShape batch;
   std::unique_ptr<TokenStream> tokens;
-  std::unique_ptr<TokenBatches> batches;
+  std::unique_ptr<DataSource> batches;
   schedule::Schedule schedule;
   schedule::LoweredSchedule lowered;
   schedule::Simulation planned;  // F = B = W = 1 per share

@@ -37,46 +37,66 @@ struct StepResult {
   std::vector<double> busy;  // per pipeline rank
 };
 
-// The end of a step on one rank: tied embedding, global norm, clipping, AdamW. Everything is
-// submitted to a stream; nothing waits for the host. Losses, gradients and weights do not depend on
-// how the model is spread over ranks, bit by bit.
+// The end of a step on one rank: sums over replicas and tied ends, global norm, clipping, AdamW.
+// Everything is submitted to streams; nothing waits for the host. Losses, gradients and weights do
+// not depend on how the model is spread over pipeline ranks, bit by bit, nor on `split_state`.
 class Optimizer {
  public:
-  // What every rank of the pipeline holds.
+  // What every rank of the job holds.
   struct Shape {
     GptConfig config;
     Precision precision = Precision::fp32;
     std::vector<std::vector<StageLayers>> stages;  // per pipeline rank
     int pipeline_rank = 0;
-    int microbatches = 1;
+    int microbatches = 1;  // per replica
+    int replicas = 1;
+    int replica = 0;
+    bool mirrored = false;             // pipeline ranks r and p-1-r hold the same stages
+    bool split_state = false;          // --zero 1
+    std::vector<int> loss_ranks = {};  // per micro-batch: the pipeline rank that has its loss;
+                                       // empty: the one with the head
+    // Ranks with the same stages are copies: the replicas of pipeline rank r in order, then with a
+    // mirrored placement those of p-1-r > r.
+    int copies() const { return mirrored ? 2 * replicas : replicas; }
+    int rank_of_copy(int some_pipeline_rank, int copy) const;  // in the job
+    Sharding sharding() const;                                 // of this rank
   };
   struct Groups {
-    Communicator* pipeline = nullptr;  // all pipeline ranks in order
-    Communicator* tied = nullptr;      // on the ranks of tied_ranks(), where there are two
+    Communicator* job = nullptr;     // all ranks of the job in order
+    Communicator* tied = nullptr;    // of tied_ranks() and one replica, where there are two
+    Communicator* copies = nullptr;  // in order, where there is more than one
   };
 
-  // The pipeline ranks that hold a tied embedding, ascending: two where its ends lie apart, else
-  // one or none.
+  // The pipeline ranks whose parts of a tied embedding are added, ascending: two where its ends lie
+  // apart, else one or none (mirrored: each of the two ranks that hold it has both ends).
   static std::vector<int> tied_ranks(const Shape& shape);
 
   // Device memory that make() takes from its region.
   static size_t bytes(const Shape& shape);
-  // `gradients`: the memory of all gradients of `store`. Moments are set to 0. Blocks the host. All
-  // arguments but shape and options must outlive the optimizer.
+  // `gradients`: the memory of all gradients of `store`. `reductions`: the stream for sums over
+  // copies; null: one of its own. Moments are set to 0. Blocks the host. All arguments but shape
+  // and options must outlive the optimizer.
   static std::unique_ptr<Optimizer> make(const Shape& shape, const AdamwOptions& options,
                                          const ParameterStore& store,
                                          std::span<std::byte> gradients, const Groups& groups,
-                                         Region& region);
+                                         Region& region,
+                                         std::shared_ptr<Stream> reductions = nullptr);
   virtual ~Optimizer() = default;
 
   // Where the head writes the losses of the micro-batches (StepData::losses).
   virtual std::byte* losses() const = 0;
 
+  // Uses every communicator once, with every size: NCCL connects at the first use. Collective over
+  // the job; gradients, and with split_state weights, are overwritten. The host waits.
+  virtual void warm_up(const Stream& stream) = 0;
   // Gradients become 0. Before the first backward of a step.
   virtual void begin_step(const Stream& stream) = 0;
-  // After the last backward, once per step on every rank of the pipeline. Afterwards the gradient
-  // of a tied embedding is the total of both its parts. Throws InternalError unless the result of
-  // the step before the last one was taken.
+  // After the last backward of the rank's stage number `stage` in the order of its stages.
+  virtual void reduce(int stage, int64_t step, const Stream& stream) = 0;
+  // After reduce() of all stages, once per step on every rank of the job. Afterwards gradients are
+  // those of the global batch (with split_state: in this copy's shard), that of a tied embedding
+  // the total of both its parts. Throws InternalError unless the result of the step before the last
+  // one was taken.
   virtual void submit(int64_t step, const StepInputs& inputs, const Stream& stream) = 0;
   // The host waits for the end of that step alone. Each result is taken once.
   virtual StepResult wait_result(int64_t step) = 0;

@@ -29,6 +29,8 @@ struct TrainConfig {
   std::optional<int> group;           // default: the schedule's own
   int microbatches = 8;               // per step
   int microbatch_size = 1;            // sequences
+  int data_parallel = 1;              // D replicas of every pipeline rank; p = ranks / D
+  int zero = 0;                       // 1: each copy keeps its shard of the optimizer's state
   std::vector<int> layers_per_stage;  // empty: as even as possible
   Precision precision = Precision::fp32;
   std::optional<double> memory_limit;  // GiB per rank; default: what the device has
