@@ -46,7 +46,7 @@ class FlatToml : public CLI::ConfigTOML {
     const CLI::App* command = given_command();
     const std::string text{std::istreambuf_iterator<char>(input), {}};
     const std::string source = "--config " + main_.get_config_ptr()->as<std::string>();
-    std::vector<CLI::ConfigItem> items;
+    std::vector<CLI::ConfigItem> result;
     for (const TomlEntry& entry : parse_flat_toml(text, source)) {
       const CLI::Option* option = command->get_option_no_throw("--" + entry.key);
       if (option == nullptr || !option->get_configurable()) {
@@ -61,9 +61,9 @@ class FlatToml : public CLI::ConfigTOML {
       for (const TomlValue& value : entry.values) {
         item.inputs.push_back(value.text);
       }
-      items.push_back(std::move(item));
+      result.push_back(std::move(item));
     }
-    return items;
+    return result;
   }
 
  private:

@@ -58,7 +58,7 @@ void agree(Control& control, const std::function<void()>& work) {
       control.broadcast(control.rank() == 0 ? first_failure(outcomes) : std::string(), 0);
   if (!failure.empty()) {
     const size_t space = failure.find(' ');
-    throw Error(ExitCode(std::stoi(failure.substr(0, space))), failure.substr(space + 1));
+    throw AgreedError(ExitCode(std::stoi(failure.substr(0, space))), failure.substr(space + 1));
   }
 }
 

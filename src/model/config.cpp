@@ -48,9 +48,14 @@ constexpr NamedSize sizes[] = {
     {"gpt2-1558m", 48, 1600, 25},
 };
 
-void require_positive(int value, const char* flag) {
-  if (value < 1) {
-    throw UsageError(fmt::format("{} {}: must be at least 1", flag, value));
+// With these no number of elements or bytes overflows.
+constexpr int most_layers = 1 << 16;
+constexpr int most_channels = 1 << 17;
+constexpr int most_tokens = 1 << 24;
+
+void require_count(int value, int most, const char* flag) {
+  if (value < 1 || value > most) {
+    throw UsageError(fmt::format("{} {}: must be at least 1 and at most {}", flag, value, most));
   }
 }
 
@@ -82,11 +87,11 @@ size_t accumulator_bytes(Precision precision) {
 }
 
 void GptConfig::check() const {
-  require_positive(layers, "--layers");
-  require_positive(hidden, "--hidden");
-  require_positive(heads, "--heads");
-  require_positive(vocabulary, "--vocab-size");
-  require_positive(sequence, "--sequence-length");
+  require_count(layers, most_layers, "--layers");
+  require_count(hidden, most_channels, "--hidden");
+  require_count(heads, most_channels, "--heads");
+  require_count(vocabulary, most_tokens, "--vocab-size");
+  require_count(sequence, most_tokens, "--sequence-length");
   if (hidden % 8 != 0) {
     throw UsageError(fmt::format("--hidden {}: must be a multiple of 8", hidden));
   }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "pipetrain/error.h"
 #include "schedule/generators.h"
@@ -47,6 +48,21 @@ const Generator& find_generator(const std::string& name) {
   return *found;
 }
 
+// A schedule is a list in memory.
+void require_list_that_fits(const Request& request) {
+  constexpr int64_t most_stages = 1 << 16;
+  constexpr int64_t most_forwards = 1 << 23;
+  const int64_t stages = int64_t{request.ranks} * request.chunks;
+  if (stages > most_stages) {
+    throw UsageError(fmt::format("--chunks is {} on {} ranks; the stages must be at most {}",
+                                 request.chunks, request.ranks, most_stages));
+  }
+  if (stages * request.microbatches > most_forwards) {
+    throw UsageError(fmt::format("--microbatches is {}; with {} stages it must be at most {}",
+                                 request.microbatches, stages, most_forwards / stages));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> schedule_names() {
@@ -73,6 +89,7 @@ Schedule generate(const Request& request) {
   }
   // Checks the counts before a generator divides by them.
   Placement(Placement::Kind::loop, resolved.ranks, resolved.chunks, resolved.microbatches);
+  require_list_that_fits(resolved);
   return generator.generate(resolved);
 }
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
@@ -23,30 +24,45 @@ namespace fs = std::filesystem;
 }  // namespace
 
 void require_writable_directory(const std::string& path, const std::string& flag) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (!fs::is_directory(path)) {
+  fs::path existing = fs::absolute(path);
+  while (!fs::exists(fs::symlink_status(existing))) {
+    existing = existing.parent_path();
+  }
+  if (!fs::is_directory(existing)) {
     refuse(flag, path,
-           fmt::format("cannot be made a directory: {}",
-                       error ? error.message() : "there is something else"));
+           fmt::format("cannot be a directory: {} is something else", existing.string()));
   }
-  if (access(path.c_str(), W_OK | X_OK) != 0) {
-    refuse(flag, path, fmt::format("cannot be written: {}", std::strerror(errno)));
+  // The only sure answer, on network and read-only file systems too.
+  std::string probe = existing / ".pipetrain-XXXXXX";
+  if (mkdtemp(probe.data()) == nullptr) {
+    refuse(flag, path,
+           fmt::format("{} cannot be written: {}", existing.string(), std::strerror(errno)));
   }
+  rmdir(probe.c_str());
 }
 
 void require_writable_file(const std::string& path, const std::string& flag) {
-  if (fs::is_directory(path)) {
+  const fs::file_status status = fs::status(path);
+  if (fs::is_directory(status)) {
     refuse(flag, path, "is a directory; a file is needed");
   }
-  const fs::path parent = fs::path(path).parent_path();
-  if (access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) != 0) {
-    refuse(flag, path, fmt::format("its directory cannot be written: {}", std::strerror(errno)));
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    refuse(flag, path, "is a device or the like; a file is needed");
+  }
+  require_writable_directory(fs::absolute(path).parent_path(), flag);
+}
+
+void make_directory(const std::string& path, const std::string& flag) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) {
+    refuse(flag, path, fmt::format("cannot be created: {}", error.message()));
   }
 }
 
 RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   require_writable_directory(path, "--run-dir");
+  make_directory(path, "--run-dir");
   const std::string lock = path + "/.lock";
   lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) {

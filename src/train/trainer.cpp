@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +22,7 @@
 #include "pipetrain/train/log.h"
 #include "pipetrain/train/run_directory.h"
 #include "pipetrain/train/weights.h"
+#include "train/output_file.h"
 
 namespace pipetrain {
 namespace {
@@ -44,6 +45,10 @@ class Trainer {
     double window = 0;  // from the start of the step to the end of this rank's last action
   };
 
+  // Also waits for the other ranks: none must be waited for longer than --timeout.
+  Watchdog::HostPhase host_phase(const std::string& what) {
+    return {watchdog(), fmt::format("rank {} {}", control_.rank(), what)};
+  }
   bool leads() const { return control_.rank() == 0; }
   Watchdog* watchdog() { return watchdog_ ? &*watchdog_ : nullptr; }
   void prepare(const TrainConfig& config);
@@ -81,15 +86,15 @@ class Trainer {
 };
 
 Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
-  agree(control_, [&] { config.check(); });
-  watchdog_.emplace(std::chrono::duration<double>(config.timeout), Watchdog::exit_process());
+  // Also while the ranks agree on whether the flags, --timeout among them, are right.
+  const double timeout = config.timeout > 0 ? config.timeout : TrainConfig().timeout;
+  watchdog_.emplace(std::chrono::duration<double>(timeout), Watchdog::exit_process());
   prepare(config);
 }
 
 // Everything that can be wrong with the input, before anything is allocated.
 void Trainer::prepare(const TrainConfig& config) {
-  const Watchdog::HostPhase phase(watchdog(),
-                                  fmt::format("rank {} reads its input", control_.rank()));
+  const Watchdog::HostPhase phase = host_phase("reads its input and waits for the others");
   agree(control_, [&] {
     job_.emplace(make_job(config, control_.size(), control_.rank()));
     if (device_count() == 0) {
@@ -111,19 +116,29 @@ void Trainer::prepare(const TrainConfig& config) {
   });
 }
 
+// Nothing is created before all of it is known to be possible.
 void Trainer::open_outputs(const TrainConfig& config) {
+  struct Output {
+    const char* flag;
+    std::string path;
+    bool file;
+  };
+  std::vector<Output> outputs;
+  for (const Output& output : {Output{"--trace", config.trace, true},
+                               Output{"--dump-gradients", config.dump_gradients, true},
+                               Output{"--export", config.export_dir, false}}) {
+    if (!output.path.empty()) {
+      (output.file ? require_writable_file : require_writable_directory)(output.path, output.flag);
+      outputs.push_back(output);
+    }
+  }
   if (!config.run_dir.empty()) {
     run_directory_ = std::make_unique<RunDirectory>(config.run_dir);
     metrics_ = std::make_unique<MetricsFile>(run_directory_->metrics_file());
   }
-  if (!config.trace.empty()) {
-    require_writable_file(config.trace, "--trace");
-  }
-  if (!config.dump_gradients.empty()) {
-    require_writable_file(config.dump_gradients, "--dump-gradients");
-  }
-  if (!config.export_dir.empty()) {
-    require_writable_directory(config.export_dir, "--export");
+  for (const Output& output : outputs) {
+    const std::filesystem::path path = std::filesystem::absolute(output.path);
+    make_directory(output.file ? path.parent_path() : path, output.flag);
   }
   log_ = std::make_unique<Log>(run_directory_ ? run_directory_->log_file() : "");
 }
@@ -139,6 +154,7 @@ std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(
 }
 
 void Trainer::announce() {
+  const Watchdog::HostPhase phase = host_phase("waits for the budgets of all ranks");
   const GptConfig& gpt = job_->model.config;
   const DeviceInfo device = device_info(control_.local_rank() % device_count());
   device_name_ = device.emulated ? "host" : "cuda";
@@ -174,8 +190,7 @@ TrainReport Trainer::run() {
   announce();
   engine_.emplace(*job_, control_, watchdog());
   {
-    const Watchdog::HostPhase phase(watchdog(),
-                                    fmt::format("rank {} sets its weights", control_.rank()));
+    const Watchdog::HostPhase phase = host_phase("sets its weights and waits for the others");
     agree(control_, [&] { engine_->set_initial_weights(); });
   }
   report_.emplace(TrainReport{.steps = {},
@@ -187,6 +202,8 @@ TrainReport Trainer::run() {
                               .stopped = false});
   loop();
   write_outputs();
+  const Watchdog::HostPhase phase = host_phase("closes its channels");
+  engine_.reset();
   return std::move(*report_);
 }
 
@@ -197,8 +214,7 @@ void Trainer::loop() {
   for (; step < job_->config.steps && !stop_; ++step) {
     if (step + 1 == job_->config.steps) {
       // The last step is the one that is drawn: all ranks begin it together.
-      const Watchdog::HostPhase phase(
-          watchdog(), fmt::format("rank {} waits for the last step", control_.rank()));
+      const Watchdog::HostPhase phase = host_phase("waits for all ranks before the last step");
       finish_until(step);
       engine_->drain();
       control_.barrier();
@@ -262,8 +278,7 @@ void Trainer::finish(int64_t step) {
 
 // The first step shows how many slots are written, in the memory itself.
 void Trainer::after_first_step() {
-  const Watchdog::HostPhase phase(
-      watchdog(), fmt::format("rank {} waits after the first step", control_.rank()));
+  const Watchdog::HostPhase phase = host_phase("waits for all ranks after the first step");
   engine_->drain();
   const Pool& activations = engine_->activations();
   const Pool& gradients = engine_->gradient_slots();
@@ -283,8 +298,7 @@ void Trainer::after_first_step() {
 
 // The last steps' busy times travelled with no step.
 void Trainer::measure_rest() {
-  const Watchdog::HostPhase phase(watchdog(),
-                                  fmt::format("rank {} ends the training", control_.rank()));
+  const Watchdog::HostPhase phase = host_phase("waits for the last times of all ranks");
   while (!unmeasured_.empty()) {
     const auto& [step, unmeasured] = *unmeasured_.begin();
     const auto all = gather_by_pipeline_rank(std::as_bytes(std::span(&unmeasured.busy, 1)));
@@ -328,6 +342,7 @@ void Trainer::publish(int64_t step, const std::vector<double>& busy) {
 }
 
 void Trainer::gather_trace() {
+  const Watchdog::HostPhase phase = host_phase("waits for the traces of all ranks");
   const auto all = gather_by_pipeline_rank(serialize(engine_->trace(finished_ - 1)));
   if (!leads()) {
     return;
@@ -340,16 +355,12 @@ void Trainer::gather_trace() {
 }
 
 void Trainer::write_outputs() {
-  const Watchdog::HostPhase phase(watchdog(),
-                                  fmt::format("rank {} writes its results", control_.rank()));
+  const Watchdog::HostPhase phase = host_phase("writes the results and waits for the others");
   const TrainConfig& config = job_->config;
   if (leads() && !config.trace.empty()) {
-    std::ofstream file(config.trace, std::ios::binary);
-    file << render_chrome_trace(report_->measured, job_->schedule, {.time_unit = "ms"});
-    file.close();
-    if (!file) {
-      throw Error(ExitCode::other, fmt::format("--trace {}: cannot be written", config.trace));
-    }
+    OutputFile file(config.trace);
+    file.write(render_chrome_trace(report_->measured, job_->schedule, {.time_unit = "ms"}));
+    file.finish();
   }
   if (!config.export_dir.empty()) {
     const HuggingFaceConfig* source = job_->model.source ? &*job_->model.source : nullptr;

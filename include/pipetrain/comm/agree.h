@@ -3,8 +3,15 @@
 #include <functional>
 
 #include "pipetrain/comm/control.h"
+#include "pipetrain/error.h"
 
 namespace pipetrain {
+
+// An error that every rank throws.
+class AgreedError : public Error {
+ public:
+  using Error::Error;
+};
 
 // Runs `work` on every rank of `control` (collective). If it throws an Error on any of them, every
 // rank throws the error of the first one, so that no rank goes on to wait for one that has left. An

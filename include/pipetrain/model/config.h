@@ -28,8 +28,8 @@ struct GptConfig {
   int head_size() const { return hidden / heads; }
   // V rounded up to a multiple of 128: rows of the embedding and width of the logits inside.
   int padded_vocabulary() const { return (vocabulary + 127) / 128 * 128; }
-  // Throws UsageError naming the flag unless all are positive, heads divide hidden, and hidden and
-  // the head size are multiples of 8.
+  // Throws UsageError naming the flag unless all are positive and not absurd, heads divide hidden,
+  // and hidden and the head size are multiples of 8.
   void check() const;
 };
 

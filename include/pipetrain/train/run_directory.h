@@ -24,8 +24,11 @@ class RunDirectory {
 };
 
 // What is written at the end must be known to be writable at the start. Throw UsageError that
-// starts with the flag.
+// starts with the flag unless the file, or files in the directory, can be written once
+// make_directory() has made what is missing of the directories. Leave nothing behind.
 void require_writable_file(const std::string& path, const std::string& flag);
-void require_writable_directory(const std::string& path, const std::string& flag);  // creates it
+void require_writable_directory(const std::string& path, const std::string& flag);
+// With its parents.
+void make_directory(const std::string& path, const std::string& flag);
 
 }  // namespace pipetrain
