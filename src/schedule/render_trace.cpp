@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "pipetrain/schedule/render.h"
+#include "schedule/render_timeline.h"
+
+// Trace Event Format: complete events ("X") with microsecond times, a counter per rank, names of
+// threads as metadata. One unit of time is written as a millisecond.
+
+namespace pipetrain::schedule {
+namespace {
+
+constexpr double microseconds_per_unit = 1000;
+constexpr int compute_process = 1;
+constexpr int transfer_process = 2;
+
+class Events {
+ public:
+  template <typename... Arguments>
+  void add(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    text_ += text_.empty() ? "" : ",\n";
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Arguments>(arguments)...);
+  }
+  std::string finish() const { return "{\"traceEvents\": [\n" + text_ + "\n]}\n"; }
+
+ private:
+  std::string text_;
+};
+
+const char* colour_of(Kind kind) {
+  switch (kind) {
+    case Kind::forward:
+      return "rail_response";
+    case Kind::backward:
+    case Kind::backward_input:
+      return "rail_animation";
+    default:
+      return "rail_load";
+  }
+}
+
+void add_process(Events& events, int process, const char* name) {
+  events.add(R"({{"ph": "M", "pid": {}, "name": "process_name", "args": {{"name": "{}"}}}})",
+             process, name);
+}
+
+void add_thread(Events& events, int process, size_t rank) {
+  events.add(
+      R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_name", "args": {{"name": "rank {}"}}}})",
+      process, rank, rank);
+}
+
+void add_block(Events& events, int process, size_t rank, const Action& action, double start,
+               double length) {
+  events.add(
+      R"({{"ph": "X", "pid": {}, "tid": {}, "ts": {}, "dur": {}, "name": "{}", "cname": "{}", )"
+      R"("args": {{"stage": {}, "microbatch": {}}}}})",
+      process, rank, start * microseconds_per_unit, length * microseconds_per_unit,
+      to_string(action), colour_of(action.kind), action.stage, action.microbatch);
+}
+
+}  // namespace
+
+std::string render_chrome_trace(const Simulation& simulation, const Schedule& schedule,
+                                const RenderOptions& options) {
+  const Timeline timeline = make_timeline(simulation, schedule, options.weight_memory);
+  Events events;
+  add_process(events, compute_process, schedule.name.c_str());
+  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+    add_thread(events, compute_process, rank);
+    for (const Block& block : timeline.ranks[rank].blocks) {
+      add_block(events, compute_process, rank, block.action, block.start, block.end - block.start);
+    }
+    for (const MemoryStep& step : timeline.ranks[rank].memory) {
+      events.add(R"({{"ph": "C", "pid": {}, "ts": {}, "name": "activations of rank {}", )"
+                 R"("args": {{"held": {}}}}})",
+                 compute_process, step.time * microseconds_per_unit, rank, step.held);
+    }
+  }
+  if (!simulation.transfers.empty()) {
+    add_process(events, transfer_process, "transfers");
+  }
+  for (const Interval& transfer : simulation.transfers) {
+    const Action& action = transfer.action;
+    const int rank = schedule.placement.owner(action.stage, action.microbatch);
+    add_block(events, transfer_process, size_t(rank), action, transfer.start - timeline.first_start,
+              transfer.end - transfer.start);
+  }
+  return events.finish();
+}
+
+}  // namespace pipetrain::schedule
