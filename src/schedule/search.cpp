@@ -1,0 +1,159 @@
+#include "pipetrain/schedule/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "pipetrain/error.h"
+#include "pipetrain/schedule/generate.h"
+#include "schedule/search_moves.h"
+#include "schedule/search_policy.h"
+#include "schedule/search_problem.h"
+
+namespace pipetrain::schedule {
+namespace {
+
+// Work per placement, in letters run, and the bounds of what that makes in trials. One run of list
+// scheduling takes about 60 ns per letter, one move about 5 ns.
+constexpr double kPolicyLetters = 2.5e7;
+constexpr double kMostPolicies = 5000;
+constexpr double kFewestPolicies = 45;
+constexpr double kMoveLetters = 3e8;
+constexpr double kMostMoves = 500'000;
+constexpr size_t kPool = 6;
+
+size_t trials(double letters, double most, double fewest, const Problem& problem, double effort) {
+  return size_t(std::clamp(letters / double(problem.letters()), fewest, most) * effort) + 1;
+}
+
+// One placement and what was found for it, the best first.
+struct Option {
+  Problem problem;
+  std::vector<Candidate> pool;
+};
+
+std::vector<Schedule> fixed_schedules(const Problem& problem) {
+  std::vector<Schedule> schedules;
+  for (const std::string& name : schedule_names()) {
+    for (const int chunks : {0, problem.chunks}) {
+      try {
+        Schedule schedule = generate({name, problem.ranks, problem.microbatches, chunks, 0});
+        if (schedule.placement.kind() == problem.placement.kind() &&
+            schedule.placement.chunks() == problem.chunks && schedule.update == Update::step) {
+          schedules.push_back(std::move(schedule));
+          break;
+        }
+      } catch (const UsageError&) {
+        // This schedule refuses these numbers.
+      }
+    }
+  }
+  return schedules;
+}
+
+Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
+  Option option{Problem(request, kind, chunks), {}};
+  const Problem& problem = option.problem;
+  SearchRequest unlimited = request;
+  unlimited.activation_limit.clear();
+  const Problem without_limit(unlimited, kind, chunks);
+  Evaluator evaluator(problem);
+  std::vector<Words> sources;
+  for (const Schedule& schedule : fixed_schedules(problem)) {
+    Words words = to_words(problem, schedule);
+    if (!words.empty()) {
+      const Cost cost = evaluator.run(words);
+      option.pool.push_back({std::move(words), cost, schedule.name});
+    }
+    words = to_words(without_limit, schedule);
+    if (!words.empty()) {
+      sources.push_back(std::move(words));
+    }
+  }
+  constexpr size_t kRounds = 3;
+  const size_t runs =
+      trials(kPolicyLetters, kMostPolicies, kFewestPolicies, problem, request.effort) / kRounds;
+  for (size_t round = 0; round < kRounds; ++round) {
+    std::vector<Candidate> found = search_policies(problem, sources, runs, round + 1);
+    std::move(found.begin(), found.end(), std::back_inserter(option.pool));
+    best_first(option.pool, kPool);
+    if (!option.pool.empty()) {
+      sources.push_back(option.pool.front().words);
+    }
+  }
+  return option;
+}
+
+// Moves letters of the whole pool, then of the best two for longer.
+void refine(Option& option, double effort) {
+  const Problem& problem = option.problem;
+  const size_t moves = trials(kMoveLetters, kMostMoves, 1, problem, effort);
+  std::uint64_t seed = 1;
+  for (Candidate& candidate : option.pool) {
+    candidate = anneal(problem, candidate, moves / 2 / option.pool.size(), seed++);
+  }
+  best_first(option.pool, kPool);
+  for (size_t i = 0; i < std::min<size_t>(2, option.pool.size()); ++i) {
+    option.pool[i] = anneal(problem, option.pool[i], moves / 4, seed++);
+  }
+  best_first(option.pool, 1);
+}
+
+void check(const SearchRequest& request) {
+  constexpr int kMostChunks = 64;
+  if (request.max_chunks < 1 || request.max_chunks > kMostChunks) {
+    throw UsageError(fmt::format("--chunks {}: the search takes 1 to {} chunks per rank",
+                                 request.max_chunks, kMostChunks));
+  }
+  const std::vector<double>& limits = request.activation_limit;
+  if (limits.size() > 1 && limits.size() != size_t(request.ranks)) {
+    throw UsageError(fmt::format("--activation-limit has {} values; one or --ranks {} are allowed",
+                                 limits.size(), request.ranks));
+  }
+  if (!(request.costs.weight_memory >= 0)) {
+    throw UsageError(
+        fmt::format("--weight-memory {}: it must be 0 or more", request.costs.weight_memory));
+  }
+  for (const double limit : limits) {
+    if (!(limit >= 1)) {
+      throw DoesNotFit(
+          fmt::format("--activation-limit {}: no schedule fits; a rank holds at least "
+                      "one micro-batch, which is 1",
+                      limit));
+    }
+  }
+}
+
+}  // namespace
+
+SearchResult search(const SearchRequest& request) {
+  check(request);
+  // Checks counts and times.
+  simulate(generate({"1f1b", request.ranks, request.microbatches, 0, 0}), request.costs);
+  std::vector<Option> options;
+  for (int chunks = 1; chunks <= request.max_chunks; ++chunks) {
+    options.push_back(explore(request, Placement::Kind::loop, chunks));
+  }
+  if (request.allow_v) {
+    options.push_back(explore(request, Placement::Kind::v, 2));
+  }
+  const auto better = [](const Option& x, const Option& y) {
+    return !x.pool.empty() &&
+           (y.pool.empty() || x.pool.front().cost.better_than(y.pool.front().cost));
+  };
+  std::stable_sort(options.begin(), options.end(), better);
+  const double close = 1.03 * options.front().pool.front().cost.objective;
+  for (Option& option : options) {
+    if (!option.pool.empty() && option.pool.front().cost.objective <= close) {
+      refine(option, request.effort);
+    }
+  }
+  std::stable_sort(options.begin(), options.end(), better);
+  const Option& best = options.front();
+  Schedule schedule = to_schedule(best.problem, best.pool.front().words);
+  Simulation simulation = simulate(schedule, request.costs);
+  return {std::move(schedule), std::move(simulation), best.pool.front().origin};
+}
+
+}  // namespace pipetrain::schedule
