@@ -152,7 +152,7 @@ schedule::Schedule searched(const PlanOptions& options) {
   schedule::SearchRequest request{.ranks = options.ranks,
                                   .microbatches = options.microbatches,
                                   .costs = options.costs,
-                                  .activation_limit = std::nullopt,
+                                  .activation_limit = options.activation_limit,
                                   .objective = options.objective == "span"
                                                    ? schedule::Objective::span
                                                    : schedule::Objective::makespan,
@@ -163,30 +163,7 @@ schedule::Schedule searched(const PlanOptions& options) {
   } else if (options.bytes > 0) {
     request.costs.latency += options.bytes / options.bandwidth;
   }
-  if (!options.activation_limit.empty()) {
-    request.activation_limit =
-        *std::min_element(options.activation_limit.begin(), options.activation_limit.end());
-  }
   return schedule::search(request).schedule;
-}
-
-schedule::Schedule requested(const std::string& name, const PlanOptions& options) {
-  if (name.starts_with("csv:")) {
-    return schedule::parse_csv(read_file(name.substr(4)), name.substr(4));
-  }
-  if (name == "auto") {
-    return searched(options);
-  }
-  schedule::Request request{.name = name,
-                            .ranks = options.ranks,
-                            .microbatches = options.microbatches,
-                            .chunks = options.chunks,
-                            .group = options.group,
-                            .costs = options.costs};
-  if (options.model.given()) {
-    request.costs = costs_of_one_stage_per_rank(options);
-  }
-  return schedule::generate(request);
 }
 
 double peak_memory(const Plan& plan) {
@@ -275,11 +252,30 @@ void PlanOptions::check(bool times_given) const {
   }
 }
 
+schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options) {
+  if (name.starts_with("csv:")) {
+    return schedule::parse_csv(read_file(name.substr(4)), name.substr(4));
+  }
+  if (name == "auto") {
+    return searched(options);
+  }
+  schedule::Request request{.name = name,
+                            .ranks = options.ranks,
+                            .microbatches = options.microbatches,
+                            .chunks = options.chunks,
+                            .group = options.group,
+                            .costs = options.costs};
+  if (options.model.given()) {
+    request.costs = costs_of_one_stage_per_rank(options);
+  }
+  return schedule::generate(request);
+}
+
 std::vector<Plan> make_plans(const PlanOptions& options) {
   const LinkModel link = link_model(options.model.link);
   std::vector<Plan> plans;
   if (options.schedule != "all") {
-    plans.push_back(make_plan(requested(options.schedule, options), options, link));
+    plans.push_back(make_plan(requested_schedule(options.schedule, options), options, link));
     if (const std::string reason = does_not_fit(plans.front(), options); !reason.empty()) {
       throw DoesNotFit(reason);
     }
@@ -290,7 +286,7 @@ std::vector<Plan> make_plans(const PlanOptions& options) {
   for (const std::string& name : names) {
     std::string reason;
     try {
-      Plan plan = make_plan(requested(name, options), options, link);
+      Plan plan = make_plan(requested_schedule(name, options), options, link);
       reason = does_not_fit(plan, options);
       if (reason.empty()) {
         plans.push_back(std::move(plan));

@@ -62,6 +62,9 @@ struct Plan {
   double hop_ms = 0;
 };
 
+// The schedule of a name, auto or csv:FILE for these numbers. Throws UsageError naming the flag.
+schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options);
+
 // The schedule asked for, or with "all" every one that accepts the numbers (the others are named on
 // standard error with the reason). Throws DoesNotFit where a rank exceeds --activation-limit or its
 // memory.
