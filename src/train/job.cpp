@@ -60,15 +60,30 @@ schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
   return schedule;
 }
 
+// The generators know the number of pipeline ranks as plan's flag.
+schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& grid) {
+  try {
+    return schedule::generate({.name = config.schedule,
+                               .ranks = grid.pipeline,
+                               .microbatches = config.microbatches,
+                               .chunks = config.chunks.value_or(0),
+                               .group = config.group.value_or(0)});
+  } catch (const UsageError& error) {
+    const std::string problem = error.what();
+    if (problem.find("--ranks") == std::string::npos) {
+      throw;
+    }
+    throw UsageError(fmt::format(
+        "--schedule {}: {} (--ranks: the {} ranks that mpirun -n starts over --data-parallel {})",
+        config.schedule, problem, grid.pipeline * grid.replicas, grid.replicas));
+  }
+}
+
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
   if (config.schedule.starts_with(csv_prefix)) {
     return csv_schedule(config, grid);
   }
-  schedule::Schedule schedule = schedule::generate({.name = config.schedule,
-                                                    .ranks = grid.pipeline,
-                                                    .microbatches = config.microbatches,
-                                                    .chunks = config.chunks.value_or(0),
-                                                    .group = config.group.value_or(0)});
+  schedule::Schedule schedule = generated_schedule(config, grid);
   if (schedule.update != schedule::Update::step) {
     throw UsageError(fmt::format(
         "--schedule {} is not synchronous: its stages keep several versions of their weights; "
@@ -87,6 +102,9 @@ Job make_job(const TrainConfig& config, int ranks, int rank) {
   ModelChoice model = choose_model(config, tokens->natural_vocabulary());
   const MicrobatchShape shape = {config.microbatch_size, model.sequence};
   shape.check(model.config);
+  if (model.source) {
+    HuggingFaceWeights(config.init, model.config);  // throws unless they are whole and fit
+  }
   const BatchShape batch = {.microbatches = config.microbatches,
                             .replicas = grid.replicas,
                             .batch = config.microbatch_size,
