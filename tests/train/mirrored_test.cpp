@@ -107,6 +107,33 @@ TEST_F(Mirrored, StepsHaveTheBitsOfOneDevicePerDirection) {
   }
 }
 
+TEST(SweepMirrored, StepsHaveTheBitsOfOneDevicePerDirection) {
+  const test::EmulatorSettings settings;
+  uint64_t seed = 1;
+  for (const std::string name : {"dualpipe", "chimera"}) {
+    for (const int pipeline : {2, 4, 8}) {
+      for (int microbatches = pipeline; microbatches <= 3 * pipeline; microbatches += 2) {
+        for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+          const Spread spread = {.schedule = name,
+                                 .pipeline = pipeline,
+                                 .microbatches = microbatches,
+                                 .zero = int(seed % 2),
+                                 .precision = precision};
+          SCOPED_TRACE(to_string(spread));
+          try {
+            placement_of(spread);
+          } catch (const UsageError&) {
+            continue;
+          }
+          settings.disturb(seed++);
+          test::expect_same_bits(run_engines(spread), two_devices(spread));
+        }
+      }
+    }
+  }
+  EXPECT_GT(seed, 20u);
+}
+
 // The fixture with a head of its own that has the embedding's values, so that the gradients of the
 // two can be told apart.
 void write_untied_fixture(const std::string& directory) {
