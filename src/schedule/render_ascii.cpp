@@ -65,7 +65,8 @@ std::pair<double, double> drawn_part(const Block& block) {
 // them, so that equal actions look equal.
 struct Scale {
   double columns_per_time = 1;
-  bool numbered = true;  // actions have room for columns of their own
+  bool own_columns = true;  // every forward has a column or more
+  bool whole = true;
 };
 
 Scale choose_scale(const Timeline& timeline, int columns) {
@@ -81,22 +82,25 @@ Scale choose_scale(const Timeline& timeline, int columns) {
   const double natural = columns / timeline.length;
   const double wanted = std::floor(shortest * natural + 1e-9);
   if (wanted < 1) {
-    return {natural, false};
+    return {natural, false, false};
   }
   const double whole = wanted / shortest;
-  return {whole > 0.7 * natural ? whole : natural, true};
+  return whole > 0.7 * natural ? Scale{whole, true, true} : Scale{natural, true, false};
 }
 
 // Every action on its own columns: F3, B3-- in plain text, its micro-batch on its colour.
-void draw_actions(Row& row, const RankTimeline& rank, double scale, bool colour) {
+void draw_actions(Row& row, const RankTimeline& rank, const Scale& scale, bool colour) {
   for (const Block& block : rank.blocks) {
     const auto [start, end] = drawn_part(block);
-    const int first = int(std::lround(start * scale));
-    const int last = std::min(int(std::lround(end * scale)), int(row.size()));
+    const int first = int(std::lround(start * scale.columns_per_time));
+    const int last = std::min(int(std::lround(end * scale.columns_per_time)), int(row.size()));
     const Column column = column_of(block);
     const std::string number = std::to_string(block.action.microbatch);
     std::string label = colour ? number : column.text + number;
-    if (int(label.size()) > last - first || block.action.kind == Kind::optimizer_step) {
+    // Where actions that take the same time differ by a column, so few of them would be numbered
+    // that it confuses.
+    const bool narrow = !scale.whole && last - first < 4;
+    if (narrow || int(label.size()) > last - first || block.action.kind == Kind::optimizer_step) {
       label = colour ? "" : std::string(1, column.text);
     }
     for (int i = first; i < last; ++i) {
@@ -109,7 +113,8 @@ void draw_actions(Row& row, const RankTimeline& rank, double scale, bool colour)
 
 // Columns wider than an action. Of what happens in a column it shows what has been shown least so
 // far for the time it took, so that kinds and idle time are in proportion everywhere.
-void draw_bins(Row& row, const RankTimeline& rank, double scale, bool colour) {
+void draw_bins(Row& row, const RankTimeline& rank, const Scale& chosen, bool colour) {
+  const double scale = chosen.columns_per_time;
   struct Share {
     Column column;
     double owed = 0;  // columns not shown yet
@@ -238,7 +243,7 @@ std::string render_ascii(const Simulation& simulation, const Schedule& schedule,
   for (size_t r = 0; r < timeline.ranks.size(); ++r) {
     const RankTimeline& rank = timeline.ranks[r];
     Row row(static_cast<size_t>(used));
-    (scale.numbered ? draw_actions : draw_bins)(row, rank, scale.columns_per_time, options.colour);
+    (scale.own_columns ? draw_actions : draw_bins)(row, rank, scale, options.colour);
     const double idle = timeline.length > 0 ? 1 - rank.busy / timeline.length : 0;
     text += fmt::format("{:>{}} |{}|{:>3.0f}% {:>{}}\n", r, rank_width,
                         to_text(row, options.colour), std::abs(100 * idle), peaks[r], peak_width);
@@ -247,7 +252,7 @@ std::string render_ascii(const Simulation& simulation, const Schedule& schedule,
                       axis(timeline.length, scale.columns_per_time, used));
   text += legend(timeline, options.colour) + "\n";
   std::string notes;
-  if (!scale.numbered) {
+  if (!scale.own_columns) {
     notes += fmt::format("a column is {}{}", short_number(1 / scale.columns_per_time),
                          options.time_unit.empty() ? "" : " " + options.time_unit);
   }

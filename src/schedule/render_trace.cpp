@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <iterator>
+#include <utility>
 
 #include "pipetrain/schedule/render.h"
 #include "schedule/render_timeline.h"
@@ -84,8 +85,14 @@ std::string render_chrome_trace(const Simulation& simulation, const Schedule& sc
   for (const Interval& transfer : simulation.transfers) {
     const Action& action = transfer.action;
     const int rank = schedule.placement.owner(action.stage, action.microbatch);
-    add_block(events, transfer_process, size_t(rank), action, transfer.start - timeline.first_start,
-              transfer.end - transfer.start);
+    // Transfers of a rank may overlap without nesting, so they are asynchronous events.
+    for (const auto& [phase, time] : {std::pair("b", transfer.start), {"e", transfer.end}}) {
+      events.add(
+          R"({{"ph": "{0}", "cat": "transfer", "id": "{1}", "pid": {2}, "tid": {3}, "ts": {4}, )"
+          R"("name": "{1}"}})",
+          phase, to_string(action), transfer_process, rank,
+          (time - timeline.first_start) * microseconds_per_unit);
+    }
   }
   return events.finish();
 }
