@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -110,13 +112,26 @@ void in_processes(int ranks, const std::function<void(Rank&)>& body) {
   for (int rank = 0; rank < ranks; ++rank) {
     children.push_back(start_rank(rank, directory, devices < ranks));
   }
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int left = ranks; left > 0; --left) {
     int status = 0;
-    ASSERT_EQ(waitpid(children[size_t(rank)], &status, 0), children[size_t(rank)]);
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
-        << "rank " << rank << ": status " << status << "\n"
-        << (std::stringstream() << std::ifstream(output_file(directory, rank)).rdbuf()).str();
-    std::remove(output_file(directory, rank).c_str());
+    const pid_t ended = waitpid(-1, &status, 0);
+    const auto found = std::find(children.begin(), children.end(), ended);
+    ASSERT_NE(found, children.end());
+    *found = -1;
+    const int rank = int(found - children.begin());
+    const std::string output = output_file(directory, rank);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+      ADD_FAILURE() << "rank " << rank << ": status " << status << "\n"
+                    << (std::stringstream() << std::ifstream(output).rdbuf()).str();
+      // The others may wait for it for ever.
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      for (const pid_t child : children) {
+        if (child > 0) {
+          kill(child, SIGKILL);
+        }
+      }
+    }
+    std::remove(output.c_str());
   }
   std::remove((std::string(directory) + "/id").c_str());
   rmdir(directory);
