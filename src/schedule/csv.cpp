@@ -192,7 +192,7 @@ Placement Interpreter::infer_placement() const {
                    chunks > 1
                        ? fmt::format("v on rank {}",
                                      candidates.back().owner(furthest->stage, furthest->microbatch))
-                       : "mirrored (for m/2 of the micro-batches, p and m even) on rank " +
+                       : "mirrored (half of the micro-batches; p and m even) on rank " +
                              std::to_string(ranks - 1 - furthest->stage)));
 }
 

@@ -238,7 +238,7 @@ std::string render_ascii(const Simulation& simulation, const Schedule& schedule,
       fmt::format("{}: {}\n", schedule.name, picture_subtitle(schedule)) +
       fmt::format("{}{} for a step, bubble {:.1f}%\n", short_number(timeline.length),
                   options.time_unit.empty() ? "" : " " + options.time_unit, 100 * timeline.bubble);
-  text += fmt::format("{:<{}}{:>5} {:>{}}\n", "rank", rank_width + 3 + used, "idle", "peak",
+  text += fmt::format("{:<{}}{:>4} {:>{}}\n", "rank", rank_width + 3 + used, "idle", "peak",
                       peak_width);
   for (size_t r = 0; r < timeline.ranks.size(); ++r) {
     const RankTimeline& rank = timeline.ranks[r];
