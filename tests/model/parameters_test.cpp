@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "kernels/sum_of_squares.h"
 #include "model/philox.h"
 #include "pipetrain/error.h"
 
@@ -130,6 +131,63 @@ TEST(ParameterStore, TakesExactlyItsBytesAlignedAndApart) {
         last = end;
       }
     }
+  }
+}
+
+// Shards of the copies: equal in size, apart, together everything, cut where a norm's blocks end.
+TEST(ParameterUnits, AreCutIntoEqualShardsBetweenBlocksOfEveryParameter) {
+  const GptConfig config = small();
+  const std::vector<Parameter> table = parameter_table(config);
+  const std::vector<StageLayers> parts = partition(config.layers, 5);
+  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+    for (const int copies : {2, 3, 8}) {
+      std::set<size_t> seen;
+      for (const ParameterUnit& unit :
+           parameter_units(table, {parts[0], parts[4]}, precision, copies)) {
+        ASSERT_EQ(unit.elements % (static_cast<size_t>(copies) * kernels::norm_block), 0U);
+        for (const ParameterUnit::Member& member : unit.members) {
+          EXPECT_TRUE(seen.insert(member.table_index).second);
+          size_t next = 0;
+          for (int copy = 0; copy < copies; ++copy) {
+            const ElementRange shard = unit.shard_of(member, copy, copies);
+            if (shard.count > 0) {
+              EXPECT_EQ(shard.first, next);
+              EXPECT_EQ(shard.first % kernels::norm_block, 0U);
+              next += shard.count;
+            }
+          }
+          EXPECT_EQ(next, member.padded_elements) << table[member.table_index].name;
+        }
+      }
+      EXPECT_EQ(seen.size(), held_parameters(table, {parts[0], parts[4]}).size());
+    }
+  }
+}
+
+TEST(ParameterStore, SplitStateTakesAShardOfMomentsAndMasters) {
+  const GptConfig config = small();
+  const std::vector<StageLayers> stages = partition(config.layers, 1);
+  constexpr int copies = 4;
+  const auto bytes = [&](bool split) {
+    return ParameterStore::bytes(config, stages, Precision::bf16, {copies, 0, split});
+  };
+  EXPECT_EQ(bytes(true).gradients, bytes(false).gradients);
+  EXPECT_EQ(bytes(true).optimizer * copies, bytes(false).optimizer);
+  std::map<std::string, size_t> elements;
+  for (int copy = 0; copy < copies; ++copy) {
+    Buffer memory(bytes(true).weights + bytes(true).gradients + bytes(true).optimizer);
+    Region region(memory);
+    const ParameterStore store(config, stages, Precision::bf16, region, region, region,
+                               {copies, copy, true});
+    EXPECT_EQ(region.left(), 0U);
+    for (const LocalParameter& local : store.parameters()) {
+      elements[local.parameter->name] += local.state.count;
+      EXPECT_EQ(local.state.first, local.shard.first);
+      EXPECT_EQ(local.state.count, local.shard.count);
+    }
+  }
+  for (const Parameter& parameter : parameter_table(config)) {
+    EXPECT_EQ(elements[parameter.name], parameter.padded_elements) << parameter.name;
   }
 }
 

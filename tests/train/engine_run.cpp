@@ -42,7 +42,7 @@ class Collected {
 
 class Collector {
  public:
-  explicit Collector(int64_t steps) : weights_(size_t(steps) + 1) {}
+  explicit Collector(int64_t steps) : weights_(size_t(steps) + 1), masters_(size_t(steps) + 1) {}
 
   // After `steps` steps.
   void add_weights(int64_t steps, const Job& job, const Engine& engine) {
@@ -51,9 +51,15 @@ class Collector {
       const std::vector<double> values =
           local.separate_master() ? device_bf16_values(local.weight, count)
                                   : device_values(local.weight, count, job.request.precision);
+      const std::string when = " after step " + std::to_string(steps);
       const std::lock_guard lock(mutex_);
-      weights_[size_t(steps)].add(local, {0, count}, values,
-                                  "weights after step " + std::to_string(steps));
+      weights_[size_t(steps)].add(local, {0, count}, values, "weights" + when);
+      if (local.separate_master() && local.state.count > 0) {
+        const ElementRange range = without_padding(local.state, count);
+        masters_[size_t(steps)].add(local, range,
+                                    device_values(local.master, range.count, job.request.precision),
+                                    "masters" + when);
+      }
     }
   }
 
@@ -95,6 +101,7 @@ class Collector {
  private:
   std::mutex mutex_;
   std::vector<Collected> weights_;  // by steps done
+  std::vector<Collected> masters_;
   Collected gradients_;
   std::vector<StepResult> steps_;
 };

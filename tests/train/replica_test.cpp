@@ -86,6 +86,47 @@ TEST_F(Replicas, ZeroOneHasTheBitsOfZeroZero) {
   }
 }
 
+// Tensors of many blocks of squares, so that shards are cut inside them.
+TEST_F(Replicas, ZeroOneHasTheBitsOfZeroZeroWhereShardsCutTensors) {
+  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+    const auto run = [&](int pipeline, int zero) {
+      const Spread spread = {.pipeline = pipeline,
+                             .microbatches = 2,
+                             .replicas = 3,
+                             .zero = zero,
+                             .precision = precision};
+      EngineRun engines{config_of(spread), spread.ranks()};
+      engines.config.init = "";
+      engines.config.layers = 2;
+      engines.config.hidden = 136;
+      engines.config.heads = 1;
+      engines.config.vocab_size = 300;
+      return run_engines(engines);
+    };
+    const EngineResult whole = run(1, 0);
+    test::expect_same_bits(run(1, 1), whole);
+    test::expect_same_bits(run(2, 1), whole);
+  }
+}
+
+// What is written from shards: gradients, and masters in the export.
+TEST_F(Replicas, FilesFromShardsAreThoseFromWholeState) {
+  const auto train = [](int zero) {
+    TrainConfig config = test::fixture_config();
+    config.data_parallel = 2;
+    config.microbatches = 2;
+    config.precision = Precision::bf16;
+    config.steps = 3;
+    config.zero = zero;
+    return test::train_on_threads(config, 4);
+  };
+  const test::Training whole = train(0);
+  const test::Training shards = train(1);
+  EXPECT_EQ(shards.losses(), whole.losses());
+  EXPECT_TRUE(shards.gradients == whole.gradients);
+  EXPECT_TRUE(shards.weights == whole.weights);
+}
+
 TEST_F(Replicas, TwoReplicasAreOneOfTwiceAsManyMicrobatches) {
   for (const int microbatches : {1, 2, 3, 4}) {
     SCOPED_TRACE(microbatches);
