@@ -164,6 +164,9 @@ const std::vector<Case>& cases() {
   return list;
 }
 
+// Fault 6: delays of ranks or links change results or hang. Fault 22: only the newest input
+// gradient is kept. Fault 23: the first step is right and the second one is not. Fault 5: a receive
+// that is posted early blocks independent work behind it.
 TEST_F(ExecutorUnderDelays, EveryMessageReturns) {
   for (const uint64_t seed : {0, 1, 2}) {
     emulator::Settings settings = saved_;

@@ -57,6 +57,7 @@ TEST(Validate, RejectsEveryDroppedEntry) {
   });
 }
 
+// Fault 30: a validator that accepts duplicates, an index >= m, a wrong owner.
 TEST(Validate, RejectsEveryDuplicate) {
   for_each_entry([](Schedule schedule, int rank, int position) {
     std::vector<Action>& list = schedule.ranks[rank];

@@ -152,6 +152,42 @@ TEST(EngineSteps, SubmittingAStepNeitherAllocatesNorWaits) {
   });
 }
 
+// Fault 29: the schedule that is shown differs from the one that runs.
+TEST(EngineSteps, WhatIsPlannedIsWhatRuns) {
+  for (const Spread& spread : spreads()) {
+    with_engines(spread, Precision::fp32, [](const Job& job, Engine& engine) {
+      run_steps(engine, 0, 2);
+      const RankTrace trace = engine.trace(1);
+      const auto& planned = job.planned.ranks[size_t(job.grid.pipeline_rank())].intervals;
+      ASSERT_EQ(trace.compute.size(), planned.size());
+      for (size_t i = 0; i < planned.size(); ++i) {
+        EXPECT_EQ(trace.compute[i].action, planned[i].action);
+        EXPECT_GE(trace.compute[i].end, trace.compute[i].start);
+        EXPECT_TRUE(i == 0 || trace.compute[i].start >= trace.compute[i - 1].end);
+      }
+    });
+  }
+}
+
+// Fault 4: connections that are made at first use, in the first step, hang. Here every rank but one
+// waits until that one has submitted the whole step: it would wait for them if it still connected.
+TEST(EngineSteps, NothingConnectsInTheFirstStep) {
+  test::run_ranks(4, [](Control& control) {
+    const Job job = make_job(config_of({"interleaved", 4, 2}), 4, control.rank());
+    Engine engine(job, control, nullptr);
+    engine.set_initial_weights();
+    for (int turn = 0; turn < 4; ++turn) {
+      control.barrier();
+      if (turn == control.rank()) {
+        engine.submit(0, {.learning_rate = 1e-3});
+      }
+    }
+    EXPECT_NEAR(engine.wait(0).loss, 5.671987289630866, 1e-5 * 5.7);
+    engine.drain();
+    control.barrier();
+  });
+}
+
 // Fault 13: two engines in one process, one after the other and at once.
 TEST(EngineSteps, TwoEnginesAtOnceDoNotDisturbEachOther) {
   std::vector<double> losses(2);

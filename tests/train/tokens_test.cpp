@@ -78,6 +78,7 @@ TEST_F(Tokens, AnyOtherFileIsReadAsBytes) {
   EXPECT_EQ(read(tokens, 0, 3), (std::vector<int>{'a', 'b', 255}));
 }
 
+// Fault 39: shards of unequal size, or over 2 GiB; a shard smaller than a batch.
 TEST_F(Tokens, ShardsOfUnequalSizeAreOneStreamInNameOrder) {
   write_file(directory_.file("part_2"), shard(counting(5, 4)));
   write_file(directory_.file("part_1"), shard(counting(0, 5)));
@@ -164,6 +165,7 @@ TEST_F(Tokens, WindowsOverlapByOneToken) {
   EXPECT_EQ(batch(batches, shape, 1).targets, counting(13, 12));
 }
 
+// Fault 12: the last batch is short.
 TEST_F(Tokens, TailThatFillsNoGlobalBatchIsDroppedAndTheStreamBeginsAgain) {
   const TokenStream tokens = stream(shard(counting(0, 24)));  // one token short of a second step
   const BatchShape shape{2, 1, 2, 3};
@@ -216,6 +218,7 @@ TEST_F(Tokens, ShuffledEpochsArePermutationsThatDiffer) {
   EXPECT_NE(epochs[0], epochs[1]);
 }
 
+// Fault 40: the shuffle differs per rank, so that first and last stage see different data.
 TEST_F(Tokens, ShuffleDependsOnTheSeedAlone) {
   std::vector<int> values(1001);
   for (size_t i = 0; i < values.size(); ++i) {

@@ -78,6 +78,8 @@ TEST_P(TrainerFixture, OneDeviceMatchesTheOracle) {
   expect_matches_oracle(one_device(GetParam()), GetParam());
 }
 
+// Fault 2: with p=2 and v=2 the next rank is the previous one. Fault 42: the loss is known to all,
+// whichever rank has the last stage.
 TEST_P(TrainerFixture, EverySpreadHasTheBitsOfOneDevice) {
   uint64_t seed = 1;
   for (const Spread& spread : spreads()) {

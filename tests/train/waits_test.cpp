@@ -202,6 +202,7 @@ TEST(WaitSites, AreAllTheWaitsOfAStep) {
 
 using enum WaitSite::Kind;
 
+// Fault 21: a buffer is used again before its send has ended.
 TEST(WaitSites, TheRunFailsWithoutAnyOneOfThem) {
   expect_every_wait_is_needed({"1f1b", 2}, {input_ready, send_ready, receive_gate});
 }
