@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstdint>
 #include <numeric>
 
 #include "pipetrain/error.h"
@@ -52,6 +53,7 @@ constexpr NamedSize sizes[] = {
 constexpr int most_layers = 1 << 16;
 constexpr int most_channels = 1 << 17;
 constexpr int most_tokens = 1 << 24;
+constexpr int64_t most_weights = int64_t{1} << 38;  // twelfths of those of the blocks
 
 void require_count(int value, int most, const char* flag) {
   if (value < 1 || value > most) {
@@ -92,6 +94,10 @@ void GptConfig::check() const {
   require_count(heads, most_channels, "--heads");
   require_count(vocabulary, most_tokens, "--vocab-size");
   require_count(sequence, most_tokens, "--sequence-length");
+  if (int64_t{layers} * hidden * hidden > most_weights) {
+    throw UsageError(fmt::format("--hidden {}: with --layers {} these are {:.1f} trillion weights",
+                                 hidden, layers, 12e-12 * layers * hidden * hidden));
+  }
   if (hidden % 8 != 0) {
     throw UsageError(fmt::format("--hidden {}: must be a multiple of 8", hidden));
   }

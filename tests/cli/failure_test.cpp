@@ -1,0 +1,240 @@
+#ifndef PIPETRAIN_SANITIZE  // MPI's own reports would drown a sanitizer's
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/program.h"
+
+// Faults of peers (a peer exits, is killed or stops, and the others wait for ever), and signals.
+
+namespace pipetrain::test {
+namespace {
+
+constexpr double timeout = 3;  // --timeout of all runs here
+// How much longer the end may take: mpirun waits a second before it kills, and the machine may be
+// busy.
+constexpr double slack = 20;
+
+Arguments endless_training(const std::string& more = "") {
+  return pipetrain(words(fmt::format("train {} --data text --steps 1000000 --timeout {} {}",
+                                     tiny_model, timeout, more)));
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A job of four ranks that has done a few steps.
+class Job {
+ public:
+  explicit Job(const std::string& more = "", int ranks = 4) {
+    write_text(directory_, "text", 4000);
+    process_.emplace(on_ranks(ranks, endless_training("--run-dir run " + more)), directory_.path(),
+                     mpi_environment());
+    process_->wait_for_error_text("/1000000  loss");
+  }
+
+  std::string path(const std::string& name) const { return directory_.file(name); }
+  std::string directory() const { return directory_.path(); }
+  Process& process() { return *process_; }
+  void send(int rank, int number) { kill(process_->rank(rank), number); }
+
+ private:
+  TemporaryDirectory directory_;
+  std::optional<Process> process_;
+};
+
+// Whether the process, which is no child of the test, ends soon.
+bool goes_away(pid_t process) {
+  const auto start = std::chrono::steady_clock::now();
+  while (seconds_since(start) < slack) {
+    const std::string stat = read_file(fmt::format("/proc/{}/stat", int(process)));
+    if (stat.empty() || contains(stat, ") Z ")) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+bool any_holds(const std::vector<std::string>& lines, const std::vector<std::string>& parts) {
+  for (const std::string& line : lines) {
+    bool all = true;
+    for (const std::string& part : parts) {
+      all = all && contains(line, part);
+    }
+    if (all) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(Failure, AStoppedRankEndsTheJobAndIsNamed) {
+  Job job;
+  const auto start = std::chrono::steady_clock::now();
+  job.send(2, SIGSTOP);
+  const Result result = job.process().wait();
+  EXPECT_EQ(result.code, 4) << result.err;
+  EXPECT_LT(seconds_since(start), timeout + slack);
+  const std::vector<std::string> lines = error_lines(result);
+  EXPECT_TRUE(any_holds(
+      lines, {"no progress for 3 s (--timeout)", "rank ", "stage ", "micro-batch ", "waits for "}))
+      << result.err;
+  EXPECT_TRUE(any_holds(lines, {"waits for rank 2 to "}) ||
+              any_holds(lines, {"waits for the norms and losses of all ranks"}))
+      << result.err;
+}
+
+TEST(Failure, ARankThatStopsBeforeItHasStartedEndsTheJob) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  const Arguments stopping = {
+      "bash", "-c", "[ $OMPI_COMM_WORLD_RANK = 2 ] && kill -STOP $$; exec \"$@\"", "bash"};
+  const Result result = Process(on_ranks(4, stopping + endless_training("--run-dir run")),
+                                directory.path(), mpi_environment())
+                            .wait();
+  EXPECT_EQ(result.code, 4) << result.err;
+  EXPECT_LT(result.seconds, timeout + slack);
+  EXPECT_TRUE(any_holds(error_lines(result), {"--timeout", "waits for all ranks to start"}))
+      << result.err;
+}
+
+TEST(Failure, AKilledRankEndsTheJobAtOnce) {
+  Job job;
+  const auto start = std::chrono::steady_clock::now();
+  job.send(1, SIGKILL);
+  const Result result = job.process().wait();
+  EXPECT_EQ(result.code, 137) << result.err;
+  EXPECT_LT(seconds_since(start), slack);
+  EXPECT_FALSE(contains(result.err, "--timeout")) << result.err;
+}
+
+// What the launch scripts use calls a killed rank a lost one.
+TEST(Failure, RunRanksReturns4ForAKilledRank) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  const std::string launch = std::string(PIPETRAIN_TEST_DATA) + "/../../launch/common.sh";
+  Environment environment = mpi_environment();
+  environment["OMPI_MCA_rmaps_base_oversubscribe"] = "1";
+  Process process(
+      Arguments{"bash", "-c", "source " + launch + "; run_ranks 2 \"$@\"; exit $?", "bash"} +
+          endless_training(),
+      directory.path(), environment);
+  process.wait_for_error_text("/1000000  loss");
+  kill(process.rank(1), SIGKILL);
+  EXPECT_EQ(process.wait().code, 4);
+}
+
+TEST(Failure, SigtermEndsARankAndTheJobAndSaysWhatWasNotFinished) {
+  Job job;
+  job.send(3, SIGTERM);
+  const Result result = job.process().wait();
+  EXPECT_EQ(result.code, 4) << result.err;
+  EXPECT_TRUE(any_holds(error_lines(result), {"SIGTERM: ended", "not finished: ", "rank 3: "}))
+      << result.err;
+}
+
+// mpirun's own code is then 1; the ranks leave with 4.
+TEST(Failure, SigtermToMpirunEndsAllRanks) {
+  Job job("", 2);
+  const pid_t rank = job.process().rank(1);
+  kill(job.process().pid(), SIGTERM);
+  const Result result = job.process().wait();
+  EXPECT_NE(result.code, 0);
+  EXPECT_TRUE(any_holds(error_lines(result), {"SIGTERM: ended", "not finished: "})) << result.err;
+  EXPECT_TRUE(goes_away(rank));
+}
+
+TEST(Failure, Sigusr1StopsAfterTheStepAndWritesTheResults) {
+  Job job("--export model --trace trace.json --learning-rate 1e-2", 2);
+  kill(job.process().pid(), SIGUSR1);
+  const Result result = job.process().wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_TRUE(nlohmann::json::parse(read_file(job.path("trace.json"))).contains("traceEvents"));
+  const std::vector<nlohmann::json> steps = read_metrics(job.path("run"));
+  for (size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_EQ(steps[i]["step"], i + 1);
+  }
+  const Result next =
+      run_pipetrain("train --init model --sequence-length 8 --data text --steps 1 --run-dir next",
+                    job.directory());
+  EXPECT_EQ(next.code, 0) << next.err;
+  EXPECT_LT(losses(job.path("next")).front(), losses(job.path("run")).front());
+}
+
+TEST(Failure, ASecondRunInTheSameDirectoryIsRefusedAndTheFirstGoesOn) {
+  Job job("", 2);
+  const Result second = run_pipetrain(
+      "train --data text --steps 1 --run-dir run --export model " + tiny_model, job.directory());
+  expect_refused(second, 2, {"--run-dir run", "another run"});
+  EXPECT_FALSE(std::filesystem::exists(job.path("model")));
+  kill(job.process().pid(), SIGUSR1);
+  const Result first = job.process().wait();
+  EXPECT_EQ(first.code, 0) << first.err;
+  const std::vector<nlohmann::json> steps = read_metrics(job.path("run"));
+  ASSERT_FALSE(steps.empty());
+  EXPECT_EQ(steps.front()["step"], 1);
+  EXPECT_EQ(steps.back()["step"], steps.size());
+}
+
+// A rank that cannot go on leaves, though its peers wait for it.
+TEST(Failure, AFullDiskEndsTheJobWithItsReason) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  std::filesystem::create_directory(directory.file("run"));
+  std::filesystem::create_symlink("/dev/full", directory.file("run/metrics.jsonl"));
+  const Result result =
+      Process(on_ranks(2, endless_training("--run-dir run")), directory.path(), mpi_environment())
+          .wait();
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_TRUE(any_holds(error_lines(result), {"metrics.jsonl", "disk full"})) << result.err;
+}
+
+// At any moment of the start.
+TEST(SweepFailure, AStoppedOrTerminatedRankEndsTheJobWhenever) {
+  for (const int number : {SIGSTOP, SIGTERM, SIGKILL}) {
+    for (int delay = 0; delay <= 1500; delay += 50) {
+      SCOPED_TRACE(fmt::format("signal {} after {} ms", number, delay));
+      const TemporaryDirectory directory;
+      write_text(directory, "text", 4000);
+      Process process(on_ranks(4, endless_training("--run-dir run")), directory.path(),
+                      mpi_environment());
+      const pid_t rank = process.rank(delay / 50 % 4);
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+      kill(rank, number);
+      const Result result = process.wait();
+      EXPECT_TRUE(result.code == 4 || result.code == 137 || result.code == 143)
+          << result.code << ": " << result.err;
+      EXPECT_LT(result.seconds, double(delay) / 1000 + timeout + slack);
+    }
+  }
+}
+
+// At any moment of a short run, its end included.
+TEST(SweepFailure, AStoppedRankNeverHangsAShortRun) {
+  for (int delay = 0; delay <= 1500; delay += 50) {
+    SCOPED_TRACE(fmt::format("after {} ms", delay));
+    const TemporaryDirectory directory;
+    write_text(directory, "text", 4000);
+    Process process(
+        on_ranks(4, pipetrain(words(fmt::format("train {} --data text --steps 40 --timeout {} "
+                                                "--export model --trace trace --run-dir run",
+                                                tiny_model, timeout)))),
+        directory.path(), mpi_environment());
+    const pid_t rank = process.rank(delay / 50 % 4);
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay));
+    kill(rank, SIGSTOP);
+    const Result result = process.wait();
+    EXPECT_TRUE(result.code == 0 || result.code == 4) << result.code << ": " << result.err;
+  }
+}
+
+}  // namespace
+}  // namespace pipetrain::test
+
+#endif  // PIPETRAIN_SANITIZE

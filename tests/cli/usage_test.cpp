@@ -1,0 +1,298 @@
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cli/program.h"
+
+// Everything that is found before MPI starts: flags, the configuration file, plan and doctor.
+
+namespace pipetrain::test {
+namespace {
+
+// Runs `pipetrain ARGUMENTS` for each case and requires a refusal with exit code 2 that holds
+// `part`.
+struct Refusal {
+  Arguments arguments;
+  std::string part;
+};
+
+void expect_all_refused(const std::vector<Refusal>& cases, const TemporaryDirectory& directory) {
+  std::vector<Arguments> commands;
+  for (const Refusal& refusal : cases) {
+    commands.push_back(pipetrain(refusal.arguments));
+  }
+  const std::vector<Result> results = run_all(commands, directory.path());
+  for (size_t i = 0; i < cases.size(); ++i) {
+    std::string command;
+    for (const std::string& word : cases[i].arguments) {
+      command += " '" + word + "'";
+    }
+    SCOPED_TRACE(command);
+    expect_refused(results[i], 2, {cases[i].part});
+  }
+}
+
+TEST(Usage, WrongNumbersAreRefusedByTheirFlag) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 2000);
+  const std::vector<std::string> no_number = {"", "abc", "3 4", "0x8", "1,5", "true"};
+  const struct {
+    std::vector<std::string> flags;
+    std::vector<std::string> values;
+  } groups[] = {
+      {{"--layers", "--hidden", "--heads", "--vocab-size", "--sequence-length", "--chunks",
+        "--group", "--microbatches", "--microbatch-size"},
+       {"0", "-1", "nan", "1.5", "1e3", "5000000000", "99999999999999999999999"}},
+      {{"--steps"}, {"0", "-1", "nan", "1.5", "99999999999999999999999"}},
+      {{"--warmup-steps", "--seed"}, {"-1", "nan", "1.5", "99999999999999999999999"}},
+      {{"--memory-limit", "--epsilon", "--timeout"}, {"0", "-1", "nan", "inf", "1e999"}},
+      {{"--learning-rate", "--min-learning-rate", "--weight-decay", "--grad-clip"},
+       {"-1", "nan", "inf", "1e999"}},
+      {{"--beta1", "--beta2"}, {"-0.1", "1", "1.5", "nan"}},
+  };
+  std::vector<Refusal> cases;
+  for (const auto& [flags, values] : groups) {
+    size_t turn = 0;
+    for (const std::string& flag : flags) {
+      std::vector<std::string> wrong = values;
+      wrong.push_back(no_number[turn++ % no_number.size()]);
+      for (const std::string& value : wrong) {
+        Arguments model = words(tiny_model);
+        const auto given = std::find(model.begin(), model.end(), flag);
+        if (given != model.end()) {
+          model.erase(given, given + 2);
+        }
+        cases.push_back(
+            {Arguments{"train"} + model + Arguments{"--data", "text", flag, value}, flag});
+      }
+    }
+  }
+  expect_all_refused(cases, directory);
+  EXPECT_EQ(listing(directory.path()), std::vector<std::string>{"text"});
+}
+
+TEST(Usage, WrongFlagsAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string train = "train --data text " + tiny_model;
+  expect_all_refused(
+      {
+          {{}, "subcommand"},
+          {{"foo"}, "foo"},
+          {{"--foo"}, "--foo"},
+          {words("train plan"), "plan"},
+          {words("train"), "--layers"},
+          {words("train " + tiny_model), "--data"},
+          {words(train + "--foo 1"), "--foo"},
+          {words(train + "--step 1"), "--step"},
+          {words(train + "--steps"), "--steps"},
+          {words(train + "--steps 1 --steps 2"), "--steps"},
+          {words(train + "--precision fp16"), "--precision fp16"},
+          {words(train + "--lr-schedule step"), "--lr-schedule step"},
+          {words(train + "--shuffle yes"), "--shuffle yes"},
+          {words(train + "--learning-rate 1e-4 --min-learning-rate 1e-3"), "--min-learning-rate"},
+          {words(train + "--init x"), "--layers"},
+          {words("train --data text --init x --model gpt2-124m"), "--init"},
+          {words("train --data text --model gpt2-124m --hidden 16"), "--hidden"},
+          {Arguments{"train", "--data", ""} + words(tiny_model), "--data"},
+          {words(train) + Arguments{"--run-dir", ""}, "--run-dir"},
+          {words("doctor --foo"), "--foo"},
+          {words("plan"), "--schedule"},
+          {words("plan --schedule foo"), "--schedule"},
+          {words("plan --schedule 1f1b --ranks 0"), "--ranks 0"},
+          {words("plan --schedule 1f1b --microbatches 2147483647"), "--microbatches"},
+          {words("plan --schedule interleaved --chunks 2147483647"), "--chunks"},
+          {words("plan --schedule 1f1b --chunks 2"), "--chunks"},
+          {words("plan --schedule 1f1b --forward 1,x"), "--forward"},
+          {words("plan --schedule 1f1b --forward 1,2,3"), "--forward"},
+          {words("plan --schedule 1f1b --forward -1"), "--forward"},
+          {words("plan --schedule 1f1b --forward nan"), "--forward"},
+          {words("plan --schedule 1f1b --bytes 1"), "--bandwidth"},
+          {words("plan --schedule 1f1b --format xml"), "--format xml"},
+          {words("plan --schedule 1f1b --output missing/plan"), "--output missing/plan"},
+          {words("plan --schedule csv:missing"), "csv:missing"},
+          {words("plan --schedule dualpipe --ranks 3"), "--ranks"},
+          {words("plan --schedule interleaved --ranks 4 --chunks 3 --group 4 --microbatches 5"),
+           "--microbatches"},
+      },
+      directory);
+  EXPECT_EQ(listing(directory.path()), std::vector<std::string>{});
+}
+
+TEST(Usage, WrongConfigurationFilesAreRefused) {
+  const TemporaryDirectory directory;
+  const std::string good = "layers = 4\nhidden = 16\nheads = 2\nsequence-length = 8\n";
+  std::vector<Refusal> cases = {
+      {words("train --config missing.toml"), "--config: missing.toml cannot be read"},
+      {words("train --config ."), "--config: . is a directory"},
+      {words("train --config"), "--config"},
+      {{"train", "--config", ""}, "--config"},
+      {words("--config file0.toml"), "--config"},
+  };
+  const struct {
+    std::string text;
+    std::string part;
+  } files[] = {
+      {"stepz = 1", "line 5: 'stepz' is no flag of train"},
+      {"schedules = \"1f1b\"", "'schedules'"},
+      {"layers_per_stage = [4]", "'layers_per_stage'"},
+      {"ranks = 4", "'ranks' is no flag of train"},
+      {"config = \"x\"", "'config'"},
+      {"help = true", "'help'"},
+      {"--steps = 1", "'--steps' is no flag"},
+      {"layers = 4", "key 'layers' is given twice"},
+      {"[train]\nsteps = 1", "line 5: sections"},
+      {"train.steps = 1", "line 5: dotted keys"},
+      {"steps = \"1\"", "line 5: steps is '1'; a whole number is needed"},
+      {"steps = 1.5", "steps is '1.5'"},
+      {"steps = true", "steps is 'true'"},
+      {"steps = [1, 2]", "steps takes one value"},
+      {"learning-rate = \"fast\"", "learning-rate is 'fast'; a number is needed"},
+      {"schedule = 1", "schedule is '1'; a string in quotes is needed"},
+      {"schedule = 1f1b", "'1f1b' is no value"},
+      {"shuffle = true", "shuffle is 'true'; a string in quotes is needed"},
+      {"layers-per-stage = \"4\"", "layers-per-stage is '4'"},
+      {"layers-per-stage = [2, 2.5]", "layers-per-stage is '2.5'"},
+      {"data = []", "data needs at least one value"},
+      {"data = [\"a\", 1]", "data is '1'; a string in quotes is needed"},
+      {"data = \"text\nsteps = 1", "line 5: a string has no end"},
+      {"data = \"text\"\nsteps = 0", "--steps 0"},
+      {"data = \"text\"\nseed = -1", "--seed"},
+      {"data = \"text\"\nlayers-per-stage = [1, 99999999999]", "--layers-per-stage"},
+      {std::string("\0\x7f ELF", 6), "line 5"},
+  };
+  size_t number = 0;
+  for (const auto& [text, part] : files) {
+    const std::string name = fmt::format("file{}.toml", number++);
+    write_file(directory.file(name), good + text);
+    cases.push_back({{"train", "--config", name}, part});
+  }
+  write_file(directory.file("plan.toml"), "schedule = \"1f1b\"\nlowered = 1\n");
+  cases.push_back({words("plan --config plan.toml"), "lowered is '1'; true or false is needed"});
+  expect_all_refused(cases, directory);
+}
+
+// A file that sets `flag` is accepted: what is refused then is something else.
+TEST(Usage, EveryFlagMayStandInTheConfigurationFile) {
+  const TemporaryDirectory directory;
+  const Result help = run_pipetrain("train --help", directory.path());
+  ASSERT_EQ(help.code, 0) << help.err;
+  std::vector<Refusal> cases;
+  std::istringstream lines(help.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream parts(line);
+    std::string flag;
+    std::string type;
+    parts >> flag >> type;
+    if (!flag.starts_with("--")) {
+      continue;
+    }
+    const std::string value = type.starts_with("TEXT") ? "\"x\"" : "7";
+    const std::string name = flag.substr(2) + ".toml";
+    write_file(directory.file(name),
+               fmt::format("{} = {}\n", flag.substr(2), type.empty() ? "true" : value));
+    // Without a model, or with this one flag of it only, the run is refused.
+    cases.push_back({{"train", "--config", name}, "--"});
+  }
+  ASSERT_GT(cases.size(), 30u);
+  std::vector<Arguments> commands;
+  for (const Refusal& refusal : cases) {
+    commands.push_back(pipetrain(refusal.arguments));
+  }
+  for (const Result& result : run_all(commands, directory.path())) {
+    expect_refused(result, 2, {"--"});
+    EXPECT_FALSE(contains(result.err, "--config")) << result.err;
+  }
+}
+
+TEST(Usage, TheCommandLineWinsOverTheFile) {
+  const TemporaryDirectory directory;
+  write_file(directory.file("plan.toml"),
+             "schedule = \"gpipe\"\nranks = 2\nmicrobatches = 3\nforward = [1, 2]\nformat = "
+             "\"json\"\n");
+  for (const char* order : {"plan --config plan.toml --schedule 1f1b --microbatches 5",
+                            "plan --schedule 1f1b --microbatches 5 --config plan.toml",
+                            "--config plan.toml plan --schedule 1f1b --microbatches 5"}) {
+    const Result result = run_pipetrain(order, directory.path());
+    ASSERT_EQ(result.code, 0) << result.err;
+    const auto json = nlohmann::json::parse(result.out);
+    EXPECT_EQ(json["schedule"], "1f1b");
+    EXPECT_EQ(json["microbatches"], 5);
+    EXPECT_EQ(json["ranks"], 2);
+  }
+}
+
+TEST(Usage, TheConfigurationsThatAreShippedAreAccepted) {
+  const TemporaryDirectory directory;
+  const std::string configurations = std::string(PIPETRAIN_TEST_DATA) + "/../../launch/configs";
+  std::vector<Refusal> cases;
+  for (const auto& entry : std::filesystem::directory_iterator(configurations)) {
+    cases.push_back({{"train", "--config", entry.path()}, "--data is missing"});
+  }
+  ASSERT_EQ(cases.size(), 4u);
+  expect_all_refused(cases, directory);
+}
+
+TEST(Usage, VersionHelpAndDoctorAnswer) {
+  const TemporaryDirectory directory;
+  const struct {
+    const char* arguments;
+    std::string part;
+  } cases[] = {
+      {"--version", "flavour"},   {"--help", "train"},         {"train --help", "--microbatches"},
+      {"plan --help", "--ranks"}, {"doctor --help", "doctor"}, {"train --version", "flavour"},
+      {"doctor", "MPI"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    const Result result = run_pipetrain(arguments, directory.path());
+    EXPECT_EQ(result.code, 0) << arguments;
+    EXPECT_PRED2(contains, result.out, part) << arguments;
+    EXPECT_EQ(result.err, "") << arguments;
+  }
+  EXPECT_EQ(listing(directory.path()), std::vector<std::string>{});
+}
+
+TEST(Usage, PlanWritesEveryFormat) {
+  const TemporaryDirectory directory;
+  const std::string plan = "plan --schedule 1f1b --ranks 2 --microbatches 3 --format ";
+  const auto output = [&](const std::string& arguments) {
+    const Result result = run_pipetrain(arguments, directory.path());
+    EXPECT_EQ(result.code, 0) << arguments << ": " << result.err;
+    EXPECT_EQ(error_lines(result), std::vector<std::string>{}) << arguments;
+    return result.out;
+  };
+  EXPECT_PRED2(contains, output(plan + "table"), "1f1b");
+  EXPECT_PRED2(contains, output(plan + "ascii"), "bubble");
+  EXPECT_EQ(output(plan + "csv"), "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n");
+  EXPECT_PRED2(contains, output(plan + "csv --lowered"), "0SEND_F0");
+  EXPECT_PRED2(contains, output(plan + "svg"), "</svg>");
+  EXPECT_TRUE(nlohmann::json::parse(output(plan + "trace")).contains("traceEvents"));
+  const auto json = nlohmann::json::parse(output(plan + "json"));
+  for (const char* key :
+       {"schedule", "ranks", "chunks", "microbatches", "makespan", "span", "ideal",
+        "bubble_fraction", "bubble_fraction_span", "bubble_over_ideal"}) {
+    EXPECT_TRUE(json.contains(key)) << key;
+  }
+  EXPECT_EQ(json["makespan"], 12);
+  ASSERT_EQ(json["per_rank"].size(), 2u);
+  for (const char* key :
+       {"rank", "stages", "busy", "idle", "peak_chunks", "peak_activations", "weight_versions"}) {
+    EXPECT_TRUE(json["per_rank"][1].contains(key)) << key;
+  }
+  output(plan + "json --output plan.json");
+  EXPECT_EQ(nlohmann::json::parse(read_file(directory.file("plan.json"))), json);
+  EXPECT_TRUE(nlohmann::json::parse(
+                  run_pipetrain("plan --schedule all --format json", directory.path()).out)
+                  .is_array());
+}
+
+TEST(Usage, ALimitThatNoScheduleMeetsIsExitCode3) {
+  const TemporaryDirectory directory;
+  expect_refused(
+      run_pipetrain("plan --schedule 1f1b --ranks 4 --activation-limit 1", directory.path()), 3,
+      {"--activation-limit", "4"});
+}
+
+}  // namespace
+}  // namespace pipetrain::test
