@@ -141,6 +141,32 @@ TEST_F(ReplicaSteps, EveryStageIsReducedOnceAfterItsLastWeightGradient) {
   }
 }
 
+// A slow sum over replicas holds up the optimizer, not the backward passes of other stages.
+TEST_F(ReplicaSteps, SumsRunBesideTheRestOfTheBackward) {
+  constexpr double latency_ms = 300;
+  const Spread spread = {
+      .schedule = "looped-bfs", .pipeline = 1, .chunks = 2, .microbatches = 2, .replicas = 2};
+  EngineRun run{config_of(spread), spread.ranks(), 2};
+  run.before = [&](int64_t step, const Job& job, Engine&) {
+    if (step == 1 && job.grid.rank == 0) {
+      emulator::Settings settings = emulator::settings();
+      settings.link_latency_us = 1000 * latency_ms;
+      emulator::set_settings(settings);
+    }
+  };
+  run.after = [&](int64_t step, const Job& job, Engine& engine) {
+    if (step == 1) {
+      const RankTrace trace = engine.trace(step);
+      EXPECT_GT(trace.end_of_step - trace.compute_end(), latency_ms) << "rank " << job.grid.rank;
+      for (size_t i = 1; i < trace.compute.size(); ++i) {
+        EXPECT_LT(trace.compute[i].start - trace.compute[i - 1].end, latency_ms / 2)
+            << to_string(trace.compute[i].action);
+      }
+    }
+  };
+  run_engines(run);
+}
+
 // With one stage the only waits are those around the reduction: it waits for the weight gradients
 // (fault 20), the optimizer waits for it. Without either a run has wrong bits.
 TEST_F(ReplicaSteps, TheRunFailsWithoutTheWaitsAroundTheReduction) {
