@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -39,6 +41,12 @@ struct Counters {
 };
 Counters counters(int device);
 void reset_counters(int device);
+
+// Appends an operation that keeps the stream busy for `nanoseconds` from its own start on, as a
+// kernel of that length would, and sleeps meanwhile. It ends late by the time the host takes to
+// wake a sleeper; the next operation is late with it, but such delays do not add up inside one
+// operation.
+cudaError_t occupy(cudaStream_t stream, int64_t nanoseconds);
 
 // Forgets the asynchronous error of a device, which CUDA cannot.
 void clear_failure(int device);
