@@ -1,0 +1,35 @@
+#include "cli/on_all_ranks.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "pipetrain/comm/environment.h"
+#include "pipetrain/runtime/watchdog.h"
+
+namespace pipetrain {
+namespace {
+
+void within_deadline(double seconds, const std::string& what, const std::function<void()>& work) {
+  Watchdog watchdog(std::chrono::duration<double>(seconds), Watchdog::exit_process());
+  const Watchdog::HostPhase phase(&watchdog, what);
+  work();
+}
+
+}  // namespace
+
+void on_all_ranks(double timeout_seconds, const std::function<void(Control&)>& work) {
+  install_signal_handlers();
+  std::unique_ptr<Control> control;
+  within_deadline(timeout_seconds,
+                  fmt::format("rank {} waits for all ranks to start", launched_rank()),
+                  [&] { control = make_mpi_control(); });
+  work(*control);
+  within_deadline(timeout_seconds,
+                  fmt::format("rank {} waits for all ranks to end", control->rank()),
+                  [&] { control.reset(); });
+}
+
+}  // namespace pipetrain

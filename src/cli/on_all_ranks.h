@@ -1,0 +1,14 @@
+#pragma once
+
+#include <functional>
+
+#include "pipetrain/comm/control.h"
+
+namespace pipetrain {
+
+// The frame of a subcommand that mpirun starts on every rank: handles signals, starts MPI, does
+// `work`, ends MPI. MPI waits for all ranks when it starts and when it ends; a rank that waits
+// longer than `timeout_seconds` ends the process with exit code 4.
+void on_all_ranks(double timeout_seconds, const std::function<void(Control&)>& work);
+
+}  // namespace pipetrain
