@@ -85,10 +85,21 @@ class Trainer {
   int64_t busy_sent_ = 0;
 };
 
+// Actions are told by pipeline ranks; where there are replicas it has to be said of which one.
+Watchdog::Expire expire_on(int rank, int replicas) {
+  if (replicas <= 1) {
+    return Watchdog::exit_process();
+  }
+  return [rank, replicas, exit = Watchdog::exit_process()](const std::string& reason) {
+    exit(fmt::format("replica {} (rank {} of the job): {}", rank % replicas, rank, reason));
+  };
+}
+
 Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
   // Also while the ranks agree on whether the flags, --timeout among them, are right.
   const double timeout = config.timeout > 0 ? config.timeout : TrainConfig().timeout;
-  watchdog_.emplace(std::chrono::duration<double>(timeout), Watchdog::exit_process());
+  watchdog_.emplace(std::chrono::duration<double>(timeout),
+                    expire_on(control_.rank(), config.data_parallel));
   prepare(config);
 }
 
