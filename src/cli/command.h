@@ -14,6 +14,7 @@ struct Command {
 
 Command add_train(CLI::App& main);
 Command add_plan(CLI::App& main);
+Command add_bench(CLI::App& main);
 Command add_doctor(CLI::App& main);
 
 }  // namespace pipetrain

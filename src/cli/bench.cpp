@@ -1,0 +1,355 @@
+#include "cli/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "cli/bench_figures.h"
+#include "cli/bench_subject.h"
+#include "cli/random_tokens.h"
+#include "pipetrain/comm/agree.h"
+#include "pipetrain/device/check.h"
+#include "pipetrain/device/info.h"
+#include "pipetrain/error.h"
+#include "pipetrain/runtime/watchdog.h"
+#include "pipetrain/schedule/csv.h"
+#include "pipetrain/schedule/generate.h"
+#include "pipetrain/schedule/lower.h"
+#include "pipetrain/schedule/validate.h"
+#include "pipetrain/train/job.h"
+
+#ifdef PIPETRAIN_HOST
+#include <emulator.h>
+#endif
+
+namespace pipetrain {
+namespace {
+
+constexpr int synthetic_warm_up = 1;  // steps that are not counted
+constexpr int model_warm_up = 2;
+
+// The repeats of one schedule as rank 0 sees them.
+struct Samples {
+  std::vector<std::vector<RankTrace>> traces;  // [repeat][pipeline rank]
+  std::vector<int> peak_activations;
+  std::vector<int> activation_cap;
+};
+
+// As many as one step takes, again in every step.
+void use_random_tokens(TrainConfig& config, std::optional<RandomTokens>& tokens) {
+  constexpr int gpt2_vocabulary = 50257;  // that of a shard, where nothing else says
+  config.data = {"random tokens"};
+  config.check();
+  const ModelChoice model = choose_model(config, gpt2_vocabulary);
+  const BatchShape step = {.microbatches = config.microbatches,
+                           .replicas = config.data_parallel,
+                           .batch = config.microbatch_size,
+                           .sequence = model.sequence};
+  tokens.emplace(step.tokens_per_step() + 1, model.config.vocabulary);
+  config.data = {tokens->path()};
+}
+
+class Bench {
+ public:
+  Bench(const BenchOptions& options, Control& control)
+      : options_(options),
+        control_(control),
+        watchdog_(std::chrono::duration<double>(options.train.timeout), Watchdog::exit_process()) {}
+
+  std::vector<BenchResult> run();
+
+ private:
+  bool leads() const { return control_.rank() == 0; }
+  // Also waits for the other ranks: none must be waited for longer than --timeout.
+  Watchdog::HostPhase host_phase(const std::string& what) {
+    return {&watchdog_, fmt::format("rank {} {}", control_.rank(), what)};
+  }
+  void say(const std::string& line) const {
+    if (leads()) {
+      fmt::print(stderr, "pipetrain: {}\n", line);
+    }
+  }
+  std::vector<std::string> schedule_names() const;
+  void prepare_device();
+  schedule::Schedule synthetic_schedule(const std::string& name);
+  void run_synthetic(const std::string& name);
+  void run_model(const std::string& name);
+  Samples measure(BenchSubject& subject, int replicas, int warm_up);
+  void add_result(const std::string& name, const schedule::LoweredSchedule& lowered,
+                  const schedule::Costs& costs, const schedule::Simulation& planned,
+                  const Samples& samples, std::optional<double> tokens_per_step);
+
+  const BenchOptions& options_;
+  Control& control_;
+  Watchdog watchdog_;
+  int ran_ = 0;                       // schedules
+  std::vector<BenchResult> results_;  // on rank 0
+};
+
+std::vector<std::string> Bench::schedule_names() const {
+  if (options_.train.schedule != "all") {
+    return {options_.train.schedule};
+  }
+  std::vector<std::string> names = schedule::schedule_names();
+  names.push_back("auto");
+  return names;
+}
+
+void Bench::prepare_device() {
+  const Watchdog::HostPhase phase = host_phase("looks for its device and waits for the others");
+  agree(control_, [&] {
+    options_.check(control_.size());
+    if (device_count() == 0) {
+      throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
+    }
+    select_device(control_.local_rank() % device_count());
+  });
+  if (!options_.synthetic) {
+    return;
+  }
+#ifdef PIPETRAIN_HOST
+  emulator::Settings settings = emulator::settings();
+  settings.link_latency_us = options_.costs.latency * 1000;
+  settings.link_bytes_per_us = options_.bandwidth / 1000;
+  emulator::set_settings(settings);
+#else
+  if (options_.costs.latency > 0 || options_.bandwidth > 0) {
+    say("note: --latency and --bandwidth are planned with only; the links here are what they are");
+  }
+#endif
+}
+
+// What is run under a name, with the rank 0's search where there is one: all must run the same.
+schedule::Schedule Bench::synthetic_schedule(const std::string& name) {
+  const PlanOptions plan = options_.plan(control_.size());
+  if (name == "auto") {
+    std::string found;
+    agree(control_, [&] {
+      if (leads()) {
+        found = to_csv(requested_schedule(name, plan));
+      }
+    });
+    schedule::Schedule schedule = schedule::parse_csv(control_.broadcast(found, 0), name);
+    schedule.name = name;
+    return schedule;
+  }
+  std::optional<schedule::Schedule> schedule;
+  agree(control_, [&] {
+    schedule = requested_schedule(name, plan);
+    if (schedule->placement.ranks() != control_.size()) {
+      throw UsageError(fmt::format("--schedule {} is for {} ranks, and mpirun started {}", name,
+                                   schedule->placement.ranks(), control_.size()));
+    }
+  });
+  return std::move(*schedule);
+}
+
+void Bench::run_synthetic(const std::string& name) {
+  const schedule::Costs costs = options_.link_costs();
+  std::optional<schedule::LoweredSchedule> made;
+  schedule::Simulation planned;
+  {
+    const Watchdog::HostPhase phase = host_phase("makes the schedule and waits for the others");
+    const schedule::Schedule schedule = synthetic_schedule(name);
+    agree(control_, [&] {
+      for (const std::string& warning : validate(schedule)) {
+        say("warning: " + warning);
+      }
+      made = lower(schedule);
+      planned = simulate(*made, costs);
+    });
+    control_.require_equal(to_csv(*made), "the schedule");
+  }
+  const schedule::LoweredSchedule& lowered = *made;
+  say(fmt::format("{}: {} repeats of about {:.3g} ms", name, options_.repeat, planned.makespan));
+  const std::unique_ptr<BenchSubject> subject =
+      make_synthetic_subject(lowered, planned, options_.bytes,
+                             make_grid(control_.size(), control_.rank(), 1), control_, watchdog_);
+  const Samples samples = measure(*subject, 1, synthetic_warm_up);
+  add_result(name, lowered, costs, planned, samples, std::nullopt);
+}
+
+void Bench::run_model(const std::string& name) {
+  TrainConfig config = options_.train;
+  config.schedule = name;
+  config.steps = model_warm_up + options_.repeat;
+  std::optional<Job> job;
+  {
+    const Watchdog::HostPhase phase = host_phase("reads its input and waits for the others");
+    std::optional<RandomTokens> tokens;
+    agree(control_, [&] {
+      if (config.data.empty()) {
+        use_random_tokens(config, tokens);
+      }
+      job.emplace(make_job(config, control_.size(), control_.rank()));
+      size_t free_bytes = 0;
+      size_t total_bytes = 0;
+      check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+      require_fit(*job, free_bytes);
+    });
+    control_.require_equal(job->fingerprint(), "the job (flags, data or schedule)");
+  }
+  say(fmt::format("{}: {} steps, {} of them to warm up", name, config.steps, model_warm_up));
+  const std::unique_ptr<BenchSubject> subject = make_model_subject(*job, control_, watchdog_);
+  const Samples samples = measure(*subject, job->grid.replicas, model_warm_up);
+  if (!leads()) {
+    return;
+  }
+  const schedule::Costs costs = measured_costs(job->lowered.placement, samples.traces);
+  add_result(name, job->lowered, costs, simulate(job->lowered, costs), samples,
+             double(job->batch.tokens_per_step()));
+}
+
+// Runs the steps, each from a common start.
+Samples Bench::measure(BenchSubject& subject, int replicas, int warm_up) {
+  const Watchdog::HostPhase phase = host_phase("runs its steps and waits for the others");
+  Samples samples;
+  const auto gather = [&](std::span<const std::byte> data) {
+    std::vector<std::vector<std::byte>> of_pipeline_ranks;
+    std::vector<std::vector<std::byte>> all = control_.gather(data, 0);
+    for (size_t rank = 0; rank < all.size(); rank += size_t(replicas)) {
+      of_pipeline_ranks.push_back(std::move(all[rank]));
+    }
+    return of_pipeline_ranks;
+  };
+  for (int64_t step = 0; step < warm_up + options_.repeat; ++step) {
+    subject.set_clock();
+    control_.barrier();
+    subject.submit(step);
+    const RankTrace trace = subject.wait(step);
+    std::vector<RankTrace> traces;
+    for (const std::vector<std::byte>& bytes : gather(serialize(trace))) {
+      traces.push_back(deserialize_trace(bytes));
+    }
+    if (step >= warm_up) {
+      samples.traces.push_back(std::move(traces));
+    }
+  }
+  const int slots[2] = {subject.activations().touched_slots(), subject.activations().slots()};
+  for (const std::vector<std::byte>& bytes : gather(std::as_bytes(std::span(slots)))) {
+    int of_rank[2] = {};
+    std::memcpy(of_rank, bytes.data(), sizeof(of_rank));
+    samples.peak_activations.push_back(of_rank[0]);
+    samples.activation_cap.push_back(of_rank[1]);
+  }
+  return samples;
+}
+
+void Bench::add_result(const std::string& name, const schedule::LoweredSchedule& lowered,
+                       const schedule::Costs& costs, const schedule::Simulation& planned,
+                       const Samples& samples, std::optional<double> tokens_per_step) {
+  if (!leads()) {
+    return;
+  }
+  std::vector<StepFigures> steps;
+  for (const std::vector<RankTrace>& traces : samples.traces) {
+    steps.push_back(
+        step_figures(lowered, planned, costs.latency + costs.transfer, traces, options_.synthetic));
+  }
+  const auto median_of = [&](double StepFigures::*figure) {
+    std::vector<double> values;
+    for (const StepFigures& step : steps) {
+      values.push_back(step.*figure);
+    }
+    return median(std::move(values));
+  };
+  BenchResult result;
+  result.schedule = name;
+  result.ranks = lowered.placement.ranks();
+  result.chunks = lowered.placement.chunks();
+  result.microbatches = lowered.placement.microbatches();
+  result.makespan_planned = planned.makespan;
+  result.makespan_measured = median_of(&StepFigures::makespan);
+  result.bubble_planned = planned.bubble_fraction();
+  result.bubble_measured = median_of(&StepFigures::bubble);
+  result.peak_activations = samples.peak_activations;
+  result.activation_cap = samples.activation_cap;
+  result.action_overhead_us = median_of(&StepFigures::action_overhead) * 1000;
+  std::vector<double> hops;
+  for (const StepFigures& step : steps) {
+    if (step.hop_overhead) {
+      hops.push_back(*step.hop_overhead * 1000);
+    }
+  }
+  if (!hops.empty()) {
+    result.hop_overhead_us = median(std::move(hops));
+  }
+  result.exposed_communication_ms = median_of(&StepFigures::exposed_communication);
+  result.device = device_info(control_.local_rank() % device_count()).emulated ? "host" : "cuda";
+  if (tokens_per_step) {
+    result.tokens_per_second = *tokens_per_step / median_of(&StepFigures::whole_step) * 1000;
+  }
+  results_.push_back(std::move(result));
+}
+
+std::vector<BenchResult> Bench::run() {
+  prepare_device();
+  for (const std::string& name : schedule_names()) {
+    try {
+      options_.synthetic ? run_synthetic(name) : run_model(name);
+      ++ran_;
+    } catch (const Error& error) {
+      const bool refused =
+          error.code() == ExitCode::usage || error.code() == ExitCode::does_not_fit;
+      if (options_.train.schedule != "all" || !refused) {
+        throw;
+      }
+      say(fmt::format("{} left out: {}", name, error.what()));
+    }
+  }
+  if (ran_ == 0) {
+    throw DoesNotFit("no schedule fits these numbers; the reasons are above");
+  }
+  return std::move(results_);
+}
+
+}  // namespace
+
+void BenchOptions::check(int ranks) const {
+  if (format != "table" && format != "json") {
+    throw UsageError(fmt::format("--format {}: must be table or json", format));
+  }
+  if (repeat < 1) {
+    throw UsageError(fmt::format("--repeat {}: must be at least 1", repeat));
+  }
+  if (bytes < 1) {
+    throw UsageError("--bytes 0: must be at least 1");
+  }
+  if (synthetic) {
+    plan(ranks).check(true);
+  }
+}
+
+PlanOptions BenchOptions::plan(int ranks) const {
+  PlanOptions options;
+  options.schedule = train.schedule;
+  options.ranks = ranks;
+  options.microbatches = train.microbatches;
+  options.chunks = train.chunks.value_or(0);
+  options.group = train.group.value_or(0);
+  options.costs = costs;
+  options.bytes = bandwidth > 0 ? double(bytes) : 0;
+  options.bandwidth = bandwidth;
+  return options;
+}
+
+// A transfer keeps its channel from start to end: the latency of one cannot hide behind another of
+// the same channel.
+schedule::Costs BenchOptions::link_costs() const {
+  schedule::Costs with_links = costs;
+  with_links.transfer = costs.latency + (bandwidth > 0 ? double(bytes) / bandwidth : 0);
+  with_links.latency = 0;
+  return with_links;
+}
+
+std::vector<BenchResult> run_bench(const BenchOptions& options, Control& control) {
+  return Bench(options, control).run();
+}
+
+}  // namespace pipetrain
