@@ -113,15 +113,15 @@ void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
       exchange_.receive(entry.message, from_next, gate, gate_tag, started, ended);
       return;
     case Kind::forward:
-      forward(entry, started);
-      break;
+      forward(entry, started, ended);
+      return;
     case Kind::backward:
     case Kind::backward_input:
-      backward(entry, started);
-      break;
+      backward(entry, started, ended);
+      return;
     case Kind::backward_weight:
-      backward_weight(entry, started);
-      break;
+      backward_weight(entry, started, ended);
+      return;
     case Kind::reduce_gradients:
       started.record(compute_, tag(entry));
       hooks_.reduce_gradients(action.stage);
@@ -134,7 +134,7 @@ void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
   ended.record(compute_, tag(entry));
 }
 
-void Executor::forward(const LoweredAction& entry, Event& started) {
+void Executor::forward(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   Stage& stage = *stages_.at(action.stage);
   const Tag input_tag = {step_, action.stage - 1, action.microbatch};
@@ -149,6 +149,7 @@ void Executor::forward(const LoweredAction& entry, Event& started) {
   }
   started.record(compute_, tag(entry));
   stage.forward(action.microbatch, slot, output, keep_, compute_);
+  ended.record(compute_, tag(entry));  // before the message may leave
   if (output != nullptr) {
     exchange_.end_write(entry.output, tag(entry), compute_);
   }
@@ -157,7 +158,7 @@ void Executor::forward(const LoweredAction& entry, Event& started) {
   }
 }
 
-void Executor::backward(const LoweredAction& entry, Event& started) {
+void Executor::backward(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   Stage& stage = *stages_.at(action.stage);
   const bool whole = action.kind == Kind::backward;
@@ -180,17 +181,19 @@ void Executor::backward(const LoweredAction& entry, Event& started) {
   } else {
     stage.backward_input(action.microbatch, slot, gradient_slot, input_gradient, compute_);
   }
+  ended.record(compute_, tag(entry));
   if (input_gradient != nullptr) {
     exchange_.end_write(entry.output, tag(entry), compute_);
   }
 }
 
-void Executor::backward_weight(const LoweredAction& entry, Event& started) {
+void Executor::backward_weight(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   std::byte* slot = activations_.use(entry.activation_slot);
   std::byte* gradient_slot = gradients_.use(entry.gradient_slot);
   started.record(compute_, tag(entry));
   stages_.at(action.stage)->backward_weight(action.microbatch, slot, gradient_slot, compute_);
+  ended.record(compute_, tag(entry));
   gradients_.give_back(entry.gradient_slot);
   activations_.give_back(entry.activation_slot);
 }

@@ -52,9 +52,9 @@ class Executor {
   };
 
   void run(const schedule::LoweredAction& entry, Event& started, Event& ended);
-  void forward(const schedule::LoweredAction& entry, Event& started);
-  void backward(const schedule::LoweredAction& entry, Event& started);
-  void backward_weight(const schedule::LoweredAction& entry, Event& started);
+  void forward(const schedule::LoweredAction& entry, Event& started, Event& ended);
+  void backward(const schedule::LoweredAction& entry, Event& started, Event& ended);
+  void backward_weight(const schedule::LoweredAction& entry, Event& started, Event& ended);
   std::string describe(const schedule::LoweredAction& entry) const;
   StepEvents& events(int64_t step) { return events_[size_t(step % 2)]; }
   const StepEvents& events(int64_t step) const { return events_[size_t(step % 2)]; }
