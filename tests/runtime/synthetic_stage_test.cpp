@@ -15,11 +15,6 @@ namespace {
 
 using schedule::Kind;
 
-schedule::LoweredSchedule lowered(const std::string& name, int ranks, int microbatches) {
-  return schedule::lower(
-      schedule::generate({.name = name, .ranks = ranks, .microbatches = microbatches}));
-}
-
 constexpr schedule::Action first_of_pair = {Kind::forward, 0, 1, true};
 
 TEST(SyntheticStage, AnEntryTakesItsPlannedTimeAndAPairThatOfThePair) {
@@ -28,6 +23,13 @@ TEST(SyntheticStage, AnEntryTakesItsPlannedTimeAndAPairThatOfThePair) {
                              {{Kind::backward, 1, 0}, 3, 8},
                              {{Kind::backward, 0, 1}, 9, 13}}),
             (std::vector<double>{2, 5, 0, 4}));
+}
+
+#ifdef PIPETRAIN_HOST  // ranks as threads, each with a device of its own
+
+schedule::LoweredSchedule lowered(const std::string& name, int ranks, int microbatches) {
+  return schedule::lower(
+      schedule::generate({.name = name, .ranks = ranks, .microbatches = microbatches}));
 }
 
 // Runs a step on threads and returns the traces of all ranks.
@@ -90,6 +92,8 @@ TEST(SyntheticStage, EveryActionTakesItsTimeAndNoStepIsShorterThanPlanned) {
     EXPECT_GE(measured_step(traces, planned).makespan, planned.makespan - clocks);
   }
 }
+
+#endif
 
 }  // namespace
 }  // namespace pipetrain
