@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/config_file.h"
 #include "cli/values.h"
+#include "pipetrain/comm/agree.h"
 #include "pipetrain/comm/control.h"
 #include "pipetrain/comm/environment.h"
 #include "pipetrain/error.h"
@@ -48,15 +49,10 @@ void wait_for_the_end(std::chrono::milliseconds longest) {
   }
 }
 
-// Says what was given, what is allowed, which flag. Wrong usage, and what does not fit, are found by
-// all ranks alike: the first one reports it, and mpirun ends the others as soon as it has left. A
-// rank that is still there then has found something alone.
-int report(ExitCode code, const std::string& message) {
-  const bool common = code == ExitCode::usage || code == ExitCode::does_not_fit;
-  if (!common) {
-    print_error(message);
-    return int(code);
-  }
+// An error that all ranks find alike: wrong usage, what does not fit, and what they have agreed on.
+// The first one reports it, and mpirun ends the others as soon as it has left. A rank that is still
+// there then has found something alone.
+int report_once(ExitCode code, const std::string& message) {
   if (launched_rank() == 0) {
     print_error(message);
     if (ranks_started() > 1) {  // for the others to find it too, before mpirun ends them
@@ -90,16 +86,16 @@ int parse_and_run(int argc, char** argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return main.exit(success);
   } catch (const CLI::ConversionError& error) {
-    return report(ExitCode::usage, fmt::format("{}: out of range", error.what()));
+    return report_once(ExitCode::usage, fmt::format("{}: out of range", error.what()));
   } catch (const CLI::ParseError& error) {
-    return report(ExitCode::usage, error.what());
+    return report_once(ExitCode::usage, error.what());
   }
   for (const Command& command : commands) {
     if (command.app->parsed()) {
       return command.execute();
     }
   }
-  return report(ExitCode::usage, "no subcommand was given; see pipetrain --help");
+  return report_once(ExitCode::usage, "no subcommand was given; see pipetrain --help");
 }
 
 }  // namespace
@@ -109,12 +105,20 @@ int run(int argc, char** argv) {
   int code = 0;
   try {
     code = parse_and_run(argc, argv);
+  } catch (const UsageError& error) {
+    code = report_once(error.code(), error.what());
+  } catch (const DoesNotFit& error) {
+    code = report_once(error.code(), error.what());
+  } catch (const AgreedError& error) {
+    code = report_once(error.code(), error.what());
   } catch (const Error& error) {
-    code = report(error.code(), error.what());
+    code = int(error.code());
+    print_error(error.what());
   } catch (const std::bad_alloc&) {
-    code = report(ExitCode::does_not_fit, "the host's memory is too small for these flags");
+    code = report_once(ExitCode::does_not_fit, "the host's memory is too small for these flags");
   } catch (const std::exception& error) {
-    code = report(ExitCode::other, error.what());
+    code = int(ExitCode::other);
+    print_error(error.what());
   }
   // A rank that failed must not wait for its peers in a destructor.
   if (code != 0) {
