@@ -3,7 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
+#include <cmath>
+#include <iterator>
 
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/generate.h"
@@ -14,18 +15,18 @@
 namespace pipetrain::schedule {
 namespace {
 
-// Work per placement, in letters run, and the bounds of what that makes in trials. One run of list
-// scheduling takes about 60 ns per letter, one move about 5 ns.
-constexpr double kPolicyLetters = 2.5e7;
-constexpr double kMostPolicies = 5000;
-constexpr double kFewestPolicies = 45;
-constexpr double kMoveLetters = 3e8;
-constexpr double kMostMoves = 500'000;
-constexpr size_t kPool = 6;
-
-size_t trials(double letters, double most, double fewest, const Problem& problem, double effort) {
-  return size_t(std::clamp(letters / double(problem.letters()), fewest, most) * effort) + 1;
+// Trials per placement. One run of list scheduling takes about 60 ns per letter and one move about
+// 5 ns, and the longer the words are the less a single move helps: 1 to 3 s of one core up to
+// 10,000 letters, 2 s at 100,000.
+size_t policy_runs(const Problem& problem, double effort) {
+  return size_t(effort * std::clamp(2.5e7 / double(problem.letters()), 45.0, 5000.0)) + 1;
 }
+
+size_t moves_in_all(const Problem& problem, double effort) {
+  return size_t(effort * std::min(2.5e10 / std::pow(double(problem.letters()), 1.5), 1e6)) + 1;
+}
+
+constexpr size_t kPool = 6;
 
 // One placement and what was found for it, the best first.
 struct Option {
@@ -72,8 +73,7 @@ Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
     }
   }
   constexpr size_t kRounds = 3;
-  const size_t runs =
-      trials(kPolicyLetters, kMostPolicies, kFewestPolicies, problem, request.effort) / kRounds;
+  const size_t runs = policy_runs(problem, request.effort) / kRounds;
   for (size_t round = 0; round < kRounds; ++round) {
     std::vector<Candidate> found = search_policies(problem, sources, runs, round + 1);
     std::move(found.begin(), found.end(), std::back_inserter(option.pool));
@@ -85,19 +85,16 @@ Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
   return option;
 }
 
-// Moves letters of the whole pool, then of the best two for longer.
+// Moves letters of the whole pool, then of ever fewer for longer.
 void refine(Option& option, double effort) {
-  const Problem& problem = option.problem;
-  const size_t moves = trials(kMoveLetters, kMostMoves, 1, problem, effort);
+  const size_t moves = moves_in_all(option.problem, effort);
   std::uint64_t seed = 1;
-  for (Candidate& candidate : option.pool) {
-    candidate = anneal(problem, candidate, moves / 2 / option.pool.size(), seed++);
+  for (const size_t keep : {kPool, kPool / 2, size_t{1}}) {
+    best_first(option.pool, keep);
+    for (Candidate& candidate : option.pool) {
+      candidate = anneal(option.problem, candidate, moves / 3 / option.pool.size(), seed++);
+    }
   }
-  best_first(option.pool, kPool);
-  for (size_t i = 0; i < std::min<size_t>(2, option.pool.size()); ++i) {
-    option.pool[i] = anneal(problem, option.pool[i], moves / 4, seed++);
-  }
-  best_first(option.pool, 1);
 }
 
 void check(const SearchRequest& request) {

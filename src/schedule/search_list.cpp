@@ -8,6 +8,14 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
+// The first place from `begin` on whose message goes round the loop.
+size_t next_wrapped(const std::vector<std::uint8_t>& order, size_t begin, int last_chunk) {
+  while (begin < order.size() && order[begin] == last_chunk) {
+    ++begin;
+  }
+  return begin;
+}
+
 }  // namespace
 
 ListScheduler::ListScheduler(const Problem& problem)
@@ -24,6 +32,30 @@ ListScheduler::ListScheduler(const Problem& problem)
       mean_duration_ += problem.duration(r, step) / (3 * problem.ranks);
     }
   }
+}
+
+// Whether the rank may run this letter next without a message overtaking another.
+bool ListScheduler::keeps_order(int rank, Letter letter) const {
+  if (!problem_.shares_edges) {
+    return true;
+  }
+  const RankState& state = states_[size_t(rank)];
+  const bool forward = letter.step == Step::forward;
+  const std::vector<std::uint8_t>& order = forward ? forward_order_ : input_order_;
+  const size_t run = forward ? state.forwards_run : state.inputs_run;
+  if (run < order.size()) {
+    return order[run] == letter.chunk;
+  }
+  // The rank decides. What comes round the loop comes in the order in which it was sent.
+  const int entry = forward ? 0 : problem_.chunks - 1;
+  if (letter.chunk == entry) {
+    return true;
+  }
+  const int exit = problem_.chunks - 1 - entry;
+  size_t left = state.wrapped;
+  const auto head = std::find_if(order.begin(), order.end(),
+                                 [&](std::uint8_t chunk) { return chunk != exit && left-- == 0; });
+  return head != order.end() && *head + (forward ? 1 : -1) == letter.chunk;
 }
 
 // When the input of the rank's next such letter is there; never: nobody has begun to make it.
@@ -58,6 +90,17 @@ void ListScheduler::start(int rank, double now, Letter letter) {
   (forward ? forward_end_
            : input_end_)[size_t(stage + 1) * size_t(problem_.microbatches) + size_t(count)] = end;
   ++count;
+  if (problem_.shares_edges) {
+    std::vector<std::uint8_t>& order = forward ? forward_order_ : input_order_;
+    size_t& run = forward ? state.forwards_run : state.inputs_run;
+    if (run++ == order.size()) {
+      const int entry = forward ? 0 : problem_.chunks - 1;
+      if (letter.chunk != entry) {
+        state.wrapped = next_wrapped(order, state.wrapped, problem_.chunks - 1 - entry) + 1;
+      }
+      order.push_back(letter.chunk);
+    }
+  }
   state.forwards_left -= forward ? 1 : 0;
   const int target = forward ? stage + 1 : stage - 1;
   if (target >= 0 && target < problem_.stages) {
@@ -98,6 +141,9 @@ bool ListScheduler::follow_priority(int rank, double now, const RankPolicy& poli
   RankState& state = states_[size_t(rank)];
   for (const Letter letter : policy.priority) {
     const double ready = ready_time(rank, state, letter);
+    if (!keeps_order(rank, letter)) {
+      continue;
+    }
     if (ready > now + epsilon_) {
       next_arrival = std::min(next_arrival, ready);
       continue;
@@ -145,7 +191,7 @@ bool ListScheduler::follow_sequence(int rank, double now, const RankPolicy& poli
     return false;
   }
   const Letter letter = sequence[at];
-  next_arrival = ready_time(rank, state, letter);
+  next_arrival = keeps_order(rank, letter) ? ready_time(rank, state, letter) : kNever;
   if (next_arrival > now + epsilon_) {
     return false;
   }
@@ -197,11 +243,14 @@ Cost ListScheduler::run(const Policy& policy) {
     state.weights.assign(chunks, 0);
     state.pending.clear();
     state.pending_begin = 0;
+    state.forwards_run = state.inputs_run = state.wrapped = 0;
     state.next = 0;
     state.taken.assign(policy.ranks[r].sequence.size(), false);
     words_[r].clear();
     wake_[r] = kNever;
   }
+  forward_order_.clear();
+  input_order_.clear();
   const auto outside = std::ptrdiff_t(problem_.microbatches);
   std::fill(forward_end_.begin(), forward_end_.end(), kNever);
   std::fill(forward_end_.begin(), forward_end_.begin() + outside, 0);

@@ -47,13 +47,16 @@ class ListScheduler {
     std::vector<int> forwards, inputs, weights;  // per chunk
     std::vector<std::uint8_t> pending;           // chunks of weight gradients put off, oldest first
     size_t pending_begin = 0;
-    size_t next = 0;          // of the sequence
-    std::vector<char> taken;  // of the sequence
+    size_t forwards_run = 0, inputs_run = 0;  // over all chunks
+    size_t wrapped = 0;                       // messages taken from the edge that closes the loop
+    size_t next = 0;                          // of the sequence
+    std::vector<char> taken;                  // of the sequence
   };
 
   double duration(int rank, Step step) const {
     return durations_[size_t(rank) * kSteps + size_t(step)];
   }
+  bool keeps_order(int rank, Letter letter) const;
   double ready_time(int rank, const RankState& state, Letter letter) const;
   void decide(int rank, double now, const RankPolicy& policy);
   bool follow_sequence(int rank, double now, const RankPolicy& policy, double& next_arrival);
@@ -71,6 +74,9 @@ class ListScheduler {
   std::vector<RankState> states_;
   std::vector<double> wake_;                     // per rank: when it decides next
   std::vector<double> forward_end_, input_end_;  // as in Evaluator; infinity: not begun
+  // Where chunks share edges: the one order of chunks that all ranks follow, decided by the rank
+  // where a micro-batch comes in.
+  std::vector<std::uint8_t> forward_order_, input_order_;
   Words words_;
 };
 

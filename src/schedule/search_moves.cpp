@@ -71,11 +71,27 @@ Move any_move(const Words& words, const Path& path, Random& random) {
   return move;
 }
 
+bool is_backward(Step step) {
+  return step == Step::input || step == Step::whole;
+}
+
+// Whether the two send along the same edges, if all chunks share them.
+bool same_direction(Letter x, Letter y) {
+  return (x.step == Step::forward && y.step == Step::forward) ||
+         (is_backward(x.step) && is_backward(y.step));
+}
+
 // Returns whether the word is another one now.
-bool apply(Word& word, const Move& move) {
+bool apply(const Problem& problem, Word& word, const Move& move) {
   const auto [first, last] = std::minmax(move.from, move.to);
   const auto at = [&](int index) { return word.begin() + index; };
-  if (std::all_of(at(first), at(last + 1), [&](Letter letter) { return letter == *at(first); })) {
+  const Letter moved = *at(move.from);
+  if (std::all_of(at(first), at(last + 1), [&](Letter letter) { return letter == moved; })) {
+    return false;
+  }
+  if (problem.shares_edges && std::any_of(at(first), at(last + 1), [&](Letter letter) {
+        return letter.chunk != moved.chunk && same_direction(letter, moved);
+      })) {
     return false;
   }
   if (move.from < move.to) {
@@ -119,6 +135,8 @@ Candidate anneal(const Problem& problem, const Candidate& start, size_t moves, s
   Path path;
   Cost cost = evaluator.run(words);
   evaluator.critical_path(words, path);
+  const bool moved = start.origin.ends_with(" and moves");
+  const std::string origin = moved ? start.origin : start.origin + " and moves";
   const double letter_time = mean_duration(problem);
   for (size_t i = 0; i < moves && best.cost.objective > problem.least * (1 + 1e-9); ++i) {
     const double temperature =
@@ -131,18 +149,19 @@ Candidate anneal(const Problem& problem, const Candidate& start, size_t moves, s
     // Joining only helps where a weight gradient put off holds more than an activation.
     const bool changed = problem.weight_memory > 1 && random.chance(0.1)
                              ? split_or_join(word, move.from)
-                             : apply(word, move);
+                             : apply(problem, word, move);
     if (!changed) {
       continue;
     }
     if (is_legal(problem, word, move.rank)) {
-      const Cost next = evaluator.run(words);
-      const double worse = next.blend() - cost.blend();
-      if (worse <= 0 || random.uniform() < std::exp(-worse / temperature)) {
+      // Metropolis: a worse cost is accepted with probability exp(-worse / temperature).
+      const double accepted = cost.blend() - temperature * std::log(1 - random.uniform());
+      const Cost next = evaluator.run(words, accepted);
+      if (next.blend() <= accepted) {
         cost = next;
         evaluator.critical_path(words, path);
         if (cost.better_than(best.cost)) {
-          best = {words, cost, start.origin + " and moves"};
+          best = {words, cost, origin};
         }
         continue;
       }

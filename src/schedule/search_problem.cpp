@@ -51,6 +51,7 @@ Problem::Problem(const SearchRequest& request, Placement::Kind kind, int chunks_
       latency(request.costs.latency + request.costs.transfer),
       weight_memory(request.costs.weight_memory),
       by_span(request.objective == Objective::span),
+      shares_edges(kind == Placement::Kind::loop && chunks > 1 && ranks > 1),
       stage_of(size_t(stages)),
       rank_of(size_t(stages)) {
   for (int stage = 0; stage < stages; ++stage) {
@@ -64,8 +65,8 @@ Problem::Problem(const SearchRequest& request, Placement::Kind kind, int chunks_
     const double input = share_of(request.costs.backward_input, r, chunks);
     const double weight = share_of(request.costs.backward_weight, r, chunks);
     durations.insert(durations.end(), {forward, input, weight, input + weight});
-    const double work = (forward + input + weight) * chunks * microbatches;
-    least = std::max(least, by_span ? work : begin + work);
+    work.push_back((forward + input + weight) * chunks * microbatches);
+    least = std::max(least, work.back() + (by_span ? 0 : begin));
     begin += forward + latency;
     limits.push_back(request.activation_limit.empty()
                          ? kInfinity
@@ -84,7 +85,8 @@ Evaluator::Evaluator(const Problem& problem)
       inputs_(size_t(problem.stages)),
       forward_end_(size_t(problem.stages + 2) * size_t(problem.microbatches)),
       input_end_(forward_end_.size()),
-      awake_(size_t(problem.ranks)) {}
+      awake_(size_t(problem.ranks)),
+      least_(size_t(problem.ranks)) {}
 
 void Evaluator::wake(int rank) {
   if (!awake_[size_t(rank)]) {
@@ -118,7 +120,11 @@ void Evaluator::advance(const Word& word, int rank) {
       if (source >= 0 && source < problem.stages && problem.rank_of[size_t(source)] != rank) {
         ready += problem.latency;
       }
-      time = std::max(time, ready) + durations[size_t(letter.step)];
+      if (ready > time) {
+        least_[size_t(rank)] += at > 0 || !problem.by_span ? ready - time : 0;
+        time = ready;
+      }
+      time += durations[size_t(letter.step)];
       made[size_t(stage + 1) * microbatches + size_t(count)] = time;
       ++count;
       if (target >= 0 && target < problem.stages) {
@@ -134,7 +140,7 @@ void Evaluator::advance(const Word& word, int rank) {
   awake_[size_t(rank)] = false;
 }
 
-Cost Evaluator::run(const Words& words) {
+Cost Evaluator::run(const Words& words, double give_up) {
   const auto outside = std::ptrdiff_t(problem_.microbatches);
   std::fill(forward_end_.begin(), forward_end_.end(), -1);
   std::fill(forward_end_.begin(), forward_end_.begin() + outside, 0);
@@ -144,6 +150,9 @@ Cost Evaluator::run(const Words& words) {
   std::fill(free_.begin(), free_.end(), 0);
   std::fill(forwards_.begin(), forwards_.end(), 0);
   std::fill(inputs_.begin(), inputs_.end(), 0);
+  std::fill(awake_.begin(), awake_.end(), false);
+  runnable_.clear();
+  least_ = problem_.work;
   for (int r = problem_.ranks - 1; r >= 0; --r) {
     ends_[size_t(r)].resize(words[size_t(r)].size());
     wake(r);
@@ -152,6 +161,9 @@ Cost Evaluator::run(const Words& words) {
     const int rank = runnable_.back();
     runnable_.pop_back();
     advance(words[size_t(rank)], rank);
+    if (least_[size_t(rank)] > give_up) {
+      return {kInfinity, kInfinity};
+    }
   }
   Cost cost;
   for (int r = 0; r < problem_.ranks; ++r) {

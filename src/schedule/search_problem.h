@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "pipetrain/schedule/placement.h"
@@ -39,6 +40,10 @@ struct Problem {
   std::vector<double> limits;  // per rank
   double weight_memory = 1;
   bool by_span = false;
+  // Loop with several chunks: all of them share the edges between ranks, whose messages keep their
+  // order. So all ranks run the forwards of their chunks in one order, and so the inputs.
+  bool shares_edges = false;
+  std::vector<double> work;   // per rank, over all micro-batches
   double least = 0;           // no schedule has a smaller objective
   std::vector<int> stage_of;  // [rank * chunks + chunk]
   std::vector<int> rank_of;   // [stage]
@@ -73,7 +78,8 @@ class Evaluator {
  public:
   explicit Evaluator(const Problem& problem);
 
-  Cost run(const Words& words);
+  // Infinite where the words deadlock, or as soon as the objective is known to exceed `give_up`.
+  Cost run(const Words& words, double give_up = std::numeric_limits<double>::infinity());
 
   // Of the last run.
   double forward_end(int stage, int microbatch) const {
@@ -102,8 +108,9 @@ class Evaluator {
   // give what comes from outside, at time 0. Negative: not done.
   std::vector<double> forward_end_, input_end_;
   std::vector<int> runnable_;
-  std::vector<char> awake_;  // per rank: stands in runnable_
-  int last_rank_ = 0;        // whose end gives the objective
+  std::vector<char> awake_;    // per rank: stands in runnable_
+  std::vector<double> least_;  // per rank: work and the idle time so far
+  int last_rank_ = 0;          // whose end gives the objective
 };
 
 // Whether the rank's word holds every letter as often as it must, each after what it needs on its
