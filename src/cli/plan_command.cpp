@@ -141,13 +141,13 @@ Command add_plan(CLI::App& main) {
   return {app, [options, times] {
             options->check(std::any_of(times.begin(), times.end(),
                                        [](const CLI::Option* flag) { return flag->count() > 0; }));
+            const std::vector<Plan> plans = make_plans(*options);
             if (options->microbatches < 4 * options->ranks && options->ranks > 1) {
               fmt::print(stderr,
                          "pipetrain: warning: {} micro-batches on {} ranks: below 4 per rank the "
                          "bubble of 1f1b is over 20%\n",
                          options->microbatches, options->ranks);
             }
-            const std::vector<Plan> plans = make_plans(*options);
             write_output(in_format(plans, *options), options->output);
             return 0;
           }};
