@@ -171,9 +171,12 @@ TEST(EngineSteps, WhatIsPlannedIsWhatRuns) {
 
 // Fault 4: connections that are made at first use, in the first step, hang. Here every rank but one
 // waits until that one has submitted the whole step: it would wait for them if it still connected.
+// The step is short enough for the queue of a stream.
 TEST(EngineSteps, NothingConnectsInTheFirstStep) {
   test::run_ranks(4, [](Control& control) {
-    const Job job = make_job(config_of({"interleaved", 4, 2}), 4, control.rank());
+    TrainConfig config = config_of({"interleaved", 4, 2, 4});
+    config.microbatch_size = 4;
+    const Job job = make_job(config, 4, control.rank());
     Engine engine(job, control, nullptr);
     engine.set_initial_weights();
     for (int turn = 0; turn < 4; ++turn) {
