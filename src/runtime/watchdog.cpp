@@ -12,6 +12,7 @@ namespace {
 
 constexpr auto poll_interval = std::chrono::milliseconds(20);
 constexpr size_t most_items_printed = 8;
+constexpr auto time_for_others = std::chrono::seconds(1);
 
 volatile sig_atomic_t sigterm_seen = 0;
 volatile sig_atomic_t sigusr1_seen = 0;
@@ -39,6 +40,11 @@ Watchdog::Expire Watchdog::exit_process() {
     const std::string line = "pipetrain: " + reason + "\n";
     // write(2): stdio's lock may be held by a thread that is stuck.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+    // mpirun ends all ranks as soon as one has left. Those that wait in the same chain find their
+    // deadlines passed at nearly the same time: they are left the time to say whom they wait for.
+    if (!termination_requested()) {
+      std::this_thread::sleep_for(time_for_others);
+    }
     _exit(4);
   };
 }

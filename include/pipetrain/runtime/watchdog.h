@@ -30,7 +30,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Prints "pipetrain: <reason>" on standard error and calls _exit(4).
+  // Prints "pipetrain: <reason>" on standard error and, a second later (at once on SIGTERM), calls
+  // _exit(4).
   static Expire exit_process();
 
   // Registers something that will be submitted again and again; returns its number. `text` says who
