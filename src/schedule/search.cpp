@@ -19,7 +19,9 @@ namespace {
 // 5 ns, and the longer the words are the less a single move helps: 1 to 3 s of one core up to
 // 10,000 letters, 2 s at 100,000.
 size_t policy_runs(const Problem& problem, double effort) {
-  return size_t(effort * std::clamp(2.5e7 / double(problem.letters()), 45.0, 5000.0)) + 1;
+  return size_t(effort *
+                std::clamp(8e7 / std::pow(double(problem.letters()), 1.1), 45.0, 12000.0)) +
+         1;
 }
 
 size_t moves_in_all(const Problem& problem, double effort) {
