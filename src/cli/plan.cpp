@@ -20,6 +20,13 @@ namespace pipetrain {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+constexpr double largest_number = 1e15;  // sums of millions of times stay finite and exact enough
+
+void check_number(double value, const char* flag) {
+  if (!(value >= 0 && value <= largest_number)) {
+    throw UsageError(fmt::format("{} {}: must be from 0 to {:g}", flag, value, largest_number));
+  }
+}
 
 void check_times(const std::vector<double>& times, const char* flag, int ranks, bool optional) {
   if (times.empty() && optional) {
@@ -30,15 +37,7 @@ void check_times(const std::vector<double>& times, const char* flag, int ranks, 
                                  times.size(), ranks));
   }
   for (const double time : times) {
-    if (!std::isfinite(time) || time < 0) {
-      throw UsageError(fmt::format("{} {}: must be finite and not negative", flag, time));
-    }
-  }
-}
-
-void check_number(double value, const char* flag) {
-  if (!std::isfinite(value) || value < 0) {
-    throw UsageError(fmt::format("{} {}: must be finite and not negative", flag, value));
+    check_number(time, flag);
   }
 }
 
@@ -110,7 +109,7 @@ void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowere
   schedule::Costs costs =
       predict_costs(request, lowered.placement, device_model(options.model.device), link);
   costs.weight_memory = options.costs.weight_memory;
-  costs.latency = options.costs.latency > 0 ? options.costs.latency : costs.latency;
+  costs.latency = options.latency_given ? options.costs.latency : costs.latency;
   costs.transfer = options.bandwidth > 0 ? plan->message_bytes / options.bandwidth : costs.transfer;
   plan->hop_ms = costs.latency + costs.transfer;
   plan->simulation = simulate(lowered, costs);
@@ -157,7 +156,7 @@ schedule::Schedule searched(const PlanOptions& options) {
                                                    ? schedule::Objective::span
                                                    : schedule::Objective::makespan,
                                   .max_chunks = std::max(options.chunks, 1),
-                                  .allow_v = true};
+                                  .allow_v = options.chunks != 1};
   if (options.model.given()) {
     request.costs = costs_of_one_stage_per_rank(options);
   } else if (options.bytes > 0) {
@@ -188,6 +187,10 @@ BudgetRequest PlanModel::request() const {
   GptConfig config;
   if (!model.empty()) {
     config = named_model(model);
+  }
+  if (model.empty() && !(layers && hidden && heads && sequence_length)) {
+    throw UsageError(
+        "a model needs --model, or all of --layers, --hidden, --heads and --sequence-length");
   }
   const auto set = [](const std::optional<int>& flag, int* field) {
     *field = flag.value_or(*field);
@@ -222,6 +225,13 @@ void PlanOptions::check(bool times_given) const {
   check_times(costs.backward_input, "--backward-input", ranks, false);
   check_times(costs.backward_weight, "--backward-weight", ranks, false);
   check_times(costs.overlapped, "--overlapped", ranks, true);
+  const auto all_zero = [](const std::vector<double>& times) {
+    return std::all_of(times.begin(), times.end(), [](double time) { return time == 0; });
+  };
+  if (all_zero(costs.forward) && all_zero(costs.backward_input) &&
+      all_zero(costs.backward_weight)) {
+    throw UsageError("--forward, --backward-input, --backward-weight: not all may be 0");
+  }
   check_times(activation_limit, "--activation-limit", ranks, true);
   check_number(costs.latency, "--latency");
   check_number(costs.weight_memory, "--weight-memory");
@@ -252,9 +262,34 @@ void PlanOptions::check(bool times_given) const {
   }
 }
 
+void PlanOptions::adopt_file(bool ranks_given, bool microbatches_given) {
+  if (!schedule.starts_with("csv:")) {
+    return;
+  }
+  const schedule::Placement placement = requested_schedule(schedule, *this).placement;
+  if ((ranks_given && ranks != placement.ranks()) ||
+      (microbatches_given && microbatches != placement.microbatches())) {
+    throw UsageError(fmt::format(
+        "--schedule {} is for {} ranks and {} micro-batches; --ranks and --microbatches say {} and "
+        "{}: leave them out",
+        schedule, placement.ranks(), placement.microbatches(), ranks, microbatches));
+  }
+  if (chunks != 0 || group != 0) {
+    throw UsageError(fmt::format("--schedule {}: leave out --chunks and --group", schedule));
+  }
+  ranks = placement.ranks();
+  microbatches = placement.microbatches();
+}
+
 schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options) {
   if (name.starts_with("csv:")) {
-    return schedule::parse_csv(read_file(name.substr(4)), name.substr(4));
+    schedule::Schedule parsed = schedule::parse_csv(read_file(name.substr(4)), name.substr(4));
+    try {
+      validate(parsed);
+    } catch (const UsageError& error) {
+      throw UsageError(fmt::format("{} (rank r is line r+1): {}", name.substr(4), error.what()));
+    }
+    return parsed;
   }
   if (name == "auto") {
     return searched(options);

@@ -47,7 +47,10 @@ struct PlanOptions {
   std::string format = "table";
   std::string output;
   PlanModel model;
+  bool latency_given = false;  // else the link's, with model flags
 
+  // Takes ranks and micro-batches from csv:FILE. Throws UsageError where the flags say otherwise.
+  void adopt_file(bool ranks_given, bool microbatches_given);
   // Throws UsageError naming the flag. times_given: some time flag was on the command line.
   void check(bool times_given) const;
 };

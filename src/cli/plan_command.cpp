@@ -29,8 +29,10 @@ void add_schedule_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--microbatches", options.microbatches, "micro-batches per step m")
       ->capture_default_str();
   app.add_option("--chunks", options.chunks,
-                 "chunks per rank v; default: the schedule's own. auto: up to so many");
-  app.add_option("--group", options.group, "interleaved: group N; default min(p, m)");
+                 "chunks per rank v; default: the schedule's own. auto: up to so many; 1: no V")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--group", options.group, "interleaved: group N; default min(p, m)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--activation-limit", options.activation_limit,
                  "per rank, in micro-batches of one rank's share")
       ->delimiter(',');
@@ -50,7 +52,8 @@ std::vector<CLI::Option*> add_time_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--latency", options.costs.latency,
                  "latency of one hop; with model flags in ms, default: the link's");
   app.add_option("--bandwidth", options.bandwidth,
-                 "bytes per unit of time; with model flags per ms, default: the link's");
+                 "bytes per unit of time; with model flags per ms, default: the link's")
+      ->check(CLI::PositiveNumber);
   return {
       app.add_option("--forward", options.costs.forward,
                      "time of F of one rank's whole share; a comma list gives one per rank")
@@ -138,7 +141,10 @@ Command add_plan(CLI::App& main) {
   add_schedule_flags(*app, *options);
   const std::vector<CLI::Option*> times = add_time_flags(*app, *options);
   add_model_flags(*app, options->model);
-  return {app, [options, times] {
+  return {app, [app, options, times] {
+            const auto given = [app](const char* flag) { return app->count(flag) > 0; };
+            options->latency_given = given("--latency");
+            options->adopt_file(given("--ranks"), given("--microbatches"));
             options->check(std::any_of(times.begin(), times.end(),
                                        [](const CLI::Option* flag) { return flag->count() > 0; }));
             const std::vector<Plan> plans = make_plans(*options);
