@@ -99,6 +99,12 @@ void refine(Option& option, double effort) {
   }
 }
 
+DoesNotFit does_not_fit(double limit) {
+  return DoesNotFit(fmt::format(
+      "--activation-limit {}: no schedule fits; a rank holds at least one micro-batch, which is 1",
+      limit));
+}
+
 void check(const SearchRequest& request) {
   constexpr int kMostChunks = 64;
   if (request.max_chunks < 1 || request.max_chunks > kMostChunks) {
@@ -116,10 +122,7 @@ void check(const SearchRequest& request) {
   }
   for (const double limit : limits) {
     if (!(limit >= 1)) {
-      throw DoesNotFit(
-          fmt::format("--activation-limit {}: no schedule fits; a rank holds at least "
-                      "one micro-batch, which is 1",
-                      limit));
+      throw does_not_fit(limit);
     }
   }
 }
@@ -142,6 +145,10 @@ SearchResult search(const SearchRequest& request) {
            (y.pool.empty() || x.pool.front().cost.better_than(y.pool.front().cost));
   };
   std::stable_sort(options.begin(), options.end(), better);
+  if (options.front().pool.empty()) {
+    throw does_not_fit(
+        *std::min_element(request.activation_limit.begin(), request.activation_limit.end()));
+  }
   const double close = 1.03 * options.front().pool.front().cost.objective;
   for (Option& option : options) {
     if (!option.pool.empty() && option.pool.front().cost.objective <= close) {

@@ -69,7 +69,7 @@ Policy to_policy(const Problem& problem, const Shape& shape) {
 Shape random_single(const Problem& problem, Random& random) {
   const double cycle =
       problem.duration(0, Step::forward) + problem.duration(0, Step::input) + 2 * problem.latency;
-  const double fill = cycle / std::max(problem.duration(0, Step::weight), 1e-3 * cycle);
+  const double fill = cycle / std::max(problem.duration(0, Step::weight), 1e-3 * cycle + 1e-300);
   const double base = 1 + random.below(3);
   const double last = problem.ranks - 1;
   Shape shape;

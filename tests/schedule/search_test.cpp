@@ -98,6 +98,34 @@ TEST(Search, ResultsAreValidFitTheLimitAndAreNoWorseThanAnyFixedScheduleThatFits
   EXPECT_GT(compared, 500);
 }
 
+TEST(Search, WithoutTimeToSearchItStillReturnsTheBestFixedSchedule) {
+  for (const double limit : {3.0, 6.0, 12.0}) {
+    SearchRequest request = asked(6, 18, times(11.3, 11.2, 8.1, 0.4), limit);
+    request.max_chunks = 2;
+    request.allow_v = true;
+    request.effort = 0;
+    const SearchResult result = search(request);
+    expect_sound(request, result, "limit=" + std::to_string(limit));
+    for (const Schedule& schedule : fixed_that_fit(request)) {
+      EXPECT_LE(result.simulation.span, simulate(schedule, request.costs).span + 1e-9)
+          << schedule.name << " is better at limit " << limit;
+    }
+  }
+}
+
+TEST(Search, LoopsOfSeveralChunksKeepTheOrderOfMessages) {
+  for (const double limit : {6.0, 8.0}) {
+    for (int chunks = 2; chunks <= 4; ++chunks) {
+      SearchRequest request = asked(4, 12, times(1, 1.1, 0.6, 0.02), limit, Objective::makespan);
+      request.max_chunks = chunks;
+      request.effort = 0.05;
+      const SearchResult result = search(request);
+      EXPECT_GT(result.schedule.placement.chunks(), 1) << "the case shows nothing";
+      expect_sound(request, result, "v=" + std::to_string(chunks));
+    }
+  }
+}
+
 TEST(Search, FindsTheSameScheduleEveryTime) {
   SearchRequest request = asked(4, 8, times(1, 1.2, 0.7, 0.05), 3);
   request.allow_v = true;
