@@ -164,14 +164,15 @@ void Picture::block(const Block& block, double top, double height) {
   const double gap = width > 5 ? 1 : width > 2.5 ? 0.5 : 0;
   add("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", left,
       top, std::max(width - gap, 0.3), height, paint->fills[size_t(shade)]);
-  const std::string number = std::to_string(block.action.microbatch);
-  const double size = std::min({12.0, height - 3, (width - 3) / (0.58 * double(number.size()))});
-  if (size >= 6.5) {
+  // Of actions that take the same time either all are numbered or none.
+  const size_t digits = std::to_string(schedule_.placement.microbatches() - 1).size();
+  const double size = std::min({12.0, height - 3, (width - 3) / (0.58 * double(digits))});
+  if (size >= 6) {
     const bool light_text = shade == 0 && block.action.kind != Kind::backward_input;
     add("<text x=\"{:.2f}\" y=\"{:.1f}\" font-size=\"{:.1f}\" text-anchor=\"middle\" "
         "fill=\"{}\">{}</text>\n",
         left + (width - gap) / 2, top + height / 2 + 0.36 * size, size,
-        light_text ? "#fff" : "#222", number);
+        light_text ? "#fff" : "#222", block.action.microbatch);
   }
 }
 
@@ -242,7 +243,7 @@ void Picture::axis(double y, bool labelled) {
   }
   if (labelled) {
     const std::string unit = options_.time_unit.empty() ? "" : " (" + options_.time_unit + ")";
-    add("<text x=\"{}\" y=\"{:.1f}\" font-size=\"12\" fill=\"#555\">time{}</text>\n", kRight + 8,
+    add("<text x=\"{}\" y=\"{:.1f}\" font-size=\"12\" fill=\"#555\">time{}</text>\n", kRight + 20,
         y + 18, escape(unit));
   }
 }
