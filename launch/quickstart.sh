@@ -24,7 +24,7 @@ unigram=$(cat "${text[@]}" | od -An -v -tu1 -w1 | sort | uniq -c |
 run_dir=${RUN_DIR:-run-quickstart-$(date +%Y%m%d-%H%M%S)}
 run_ranks 4 "build/$preset/pipetrain" train --data "${text[@]}" --schedule 1f1b \
   --layers 4 --hidden 64 --heads 4 --sequence-length 64 --microbatches 8 --microbatch-size 4 \
-  --steps "${STEPS:-400}" --learning-rate 3e-3 --lr-schedule cosine --warmup-steps 20 \
+  --steps "${STEPS:-1500}" --learning-rate 3e-3 --lr-schedule cosine --warmup-steps 20 \
   --min-learning-rate 3e-4 --run-dir "$run_dir" --trace "$run_dir/trace.json" \
   --export "$run_dir/model"
 echo "unigram:   $unigram would be the loss of a model that knows only how often each byte occurs"
