@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
@@ -39,16 +37,6 @@ void check_times(const std::vector<double>& times, const char* flag, int ranks, 
   for (const double time : times) {
     check_number(time, flag);
   }
-}
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) {
-    throw UsageError(fmt::format("--schedule csv:{}: cannot be read", path));
-  }
-  return text.str();
 }
 
 double limit_of(const std::vector<double>& limits, size_t rank) {
@@ -283,13 +271,7 @@ void PlanOptions::adopt_file(bool ranks_given, bool microbatches_given) {
 
 schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options) {
   if (name.starts_with("csv:")) {
-    schedule::Schedule parsed = schedule::parse_csv(read_file(name.substr(4)), name.substr(4));
-    try {
-      validate(parsed);
-    } catch (const UsageError& error) {
-      throw UsageError(fmt::format("{} (rank r is line r+1): {}", name.substr(4), error.what()));
-    }
-    return parsed;
+    return schedule::read_csv(name.substr(4));
   }
   if (name == "auto") {
     return searched(options);

@@ -4,11 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <utility>
 
 #include "pipetrain/error.h"
 #include "schedule/csv_cells.h"
+#include "schedule/csv_communication.h"
+#include "schedule/validate_named.h"
 
 namespace pipetrain::schedule {
 namespace {
@@ -33,9 +38,13 @@ class Interpreter {
   Placement infer_placement() const;
 
   template <typename Visit>
-  void for_each_cell(Visit visit) const {
+  void for_each_computation(Visit visit) const {
     for (const std::vector<CsvCell>& row : rows_) {
-      std::for_each(row.begin(), row.end(), visit);
+      for (const CsvCell& cell : row) {
+        if (is_compute(cell.letters)) {
+          visit(cell);
+        }
+      }
     }
   }
 
@@ -48,7 +57,7 @@ class Interpreter {
 
 Interpreter::Interpreter(std::vector<std::vector<CsvCell>> rows, const std::string& source)
     : rows_(std::move(rows)), source_(source) {
-  for_each_cell([&](const CsvCell& cell) {
+  for_each_computation([&](const CsvCell& cell) {
     stages_ = std::max(stages_, cell.stage + 1);
     microbatches_ = std::max(microbatches_, cell.microbatch + 1);
     forward_only_ &= cell.letters == CsvLetters::F;
@@ -62,7 +71,7 @@ Interpreter::Interpreter(std::vector<std::vector<CsvCell>> rows, const std::stri
 void Interpreter::settle_dialect() {
   std::map<std::pair<int, int>, bool> has_weight;
   const CsvCell* whole = nullptr;
-  for_each_cell([&](const CsvCell& cell) {
+  for_each_computation([&](const CsvCell& cell) {
     if (cell.letters == CsvLetters::W) {
       has_weight[{cell.stage, cell.microbatch}] = true;
     }
@@ -72,6 +81,9 @@ void Interpreter::settle_dialect() {
   });
   for (std::vector<CsvCell>& row : rows_) {
     for (CsvCell& cell : row) {
+      if (!is_compute(cell.letters)) {
+        continue;
+      }
       const bool split = has_weight.count({cell.stage, cell.microbatch}) > 0;
       switch (cell.letters) {
         case CsvLetters::F:
@@ -96,7 +108,7 @@ void Interpreter::settle_dialect() {
         case CsvLetters::BW:
           cell.kind = Kind::backward;
           break;
-        case CsvLetters::W:
+        default:  // W
           cell.kind = Kind::backward_weight;
           break;
       }
@@ -109,10 +121,10 @@ void Interpreter::check_complete() const {
   static_assert(size_t(Kind::forward) == 0 && size_t(Kind::backward_weight) == 3);
   using Passes = std::array<const CsvCell*, 4>;  // indexed by Kind
   std::map<std::pair<int, int>, Passes> seen;
-  for_each_cell([&](const CsvCell& cell) {
+  for_each_computation([&](const CsvCell& cell) {
     const CsvCell*& before = seen[{cell.stage, cell.microbatch}][size_t(cell.kind)];
     if (before != nullptr) {
-      fail(cell, fmt::format("duplicate of line {}, cell {}", before->line, before->cell));
+      fail(cell, "duplicate of " + place_of(*before));
     }
     before = &cell;
   });
@@ -171,7 +183,7 @@ Placement Interpreter::infer_placement() const {
   const CsvCell* furthest = nullptr;  // the first cell that contradicts the best candidate
   for (const Placement& candidate : candidates) {
     const CsvCell* stray = nullptr;
-    for_each_cell([&](const CsvCell& cell) {
+    for_each_computation([&](const CsvCell& cell) {
       if (stray == nullptr && candidate.owner(cell.stage, cell.microbatch) != cell.line - 1) {
         stray = &cell;
       }
@@ -198,12 +210,22 @@ Placement Interpreter::infer_placement() const {
 
 Schedule Interpreter::schedule() const {
   Schedule result = {"csv", infer_placement(), {}, Update::step, forward_only_, {}};
+  std::vector<std::vector<const CsvCell*>> computations;
   for (const std::vector<CsvCell>& row : rows_) {
     std::vector<Action>& actions = result.ranks.emplace_back();
+    std::vector<const CsvCell*>& cells = computations.emplace_back();
     for (const CsvCell& cell : row) {
-      actions.push_back({cell.kind, cell.stage, cell.microbatch, cell.overlaps_next});
+      if (is_compute(cell.letters)) {
+        actions.push_back({cell.kind, cell.stage, cell.microbatch, cell.overlaps_next});
+        cells.push_back(&cell);
+      }
     }
   }
+  validate_named(result, source_, [&](int rank, int position) {
+    return place_of(*computations[size_t(rank)][size_t(position)]);
+  });
+  check_transfers(rows_, result.placement, source_);
+  result.update = check_updates(rows_, result, source_);
   return result;
 }
 
@@ -229,6 +251,19 @@ std::string join_cells(const std::vector<std::vector<Action>>& ranks) {
 
 Schedule parse_csv(const std::string& text, const std::string& source) {
   return Interpreter(read_csv_cells(text, source), source).schedule();
+}
+
+Schedule read_csv(const std::string& path) {
+  const std::string source = "--schedule csv:" + path;
+  if (std::filesystem::is_directory(path)) {
+    throw UsageError(source + ": is a directory; a file is needed");
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) {
+    throw UsageError(source + ": the file cannot be read");
+  }
+  return parse_csv(text, source);
 }
 
 std::string to_csv(const Schedule& schedule) {

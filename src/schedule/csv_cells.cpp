@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <optional>
 
 #include "pipetrain/error.h"
 
@@ -45,14 +44,21 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   }
 }
 
-// What letters stand for; no value for the cells that lower() puts in again.
-const std::map<std::string_view, std::optional<CsvLetters>>& known_letters() {
-  static const std::map<std::string_view, std::optional<CsvLetters>> kLetters = {
-      {"F", CsvLetters::F},          {"B", CsvLetters::B},      {"I", CsvLetters::I},
-      {"W", CsvLetters::W},          {"BW", CsvLetters::BW},    {"OPTIMIZER_STEP", std::nullopt},
-      {"SEND_F", std::nullopt},      {"RECV_F", std::nullopt},  {"SEND_B", std::nullopt},
-      {"RECV_B", std::nullopt},      {"UNSHARD", std::nullopt}, {"RESHARD", std::nullopt},
-      {"REDUCE_GRAD", std::nullopt},
+const std::map<std::string_view, CsvLetters>& known_letters() {
+  static const std::map<std::string_view, CsvLetters> kLetters = {
+      {"F", CsvLetters::F},
+      {"B", CsvLetters::B},
+      {"I", CsvLetters::I},
+      {"W", CsvLetters::W},
+      {"BW", CsvLetters::BW},
+      {"SEND_F", CsvLetters::SEND_F},
+      {"RECV_F", CsvLetters::RECV_F},
+      {"SEND_B", CsvLetters::SEND_B},
+      {"RECV_B", CsvLetters::RECV_B},
+      {"REDUCE_GRAD", CsvLetters::REDUCE_GRAD},
+      {"OPTIMIZER_STEP", CsvLetters::OPTIMIZER_STEP},
+      {"UNSHARD", CsvLetters::other},
+      {"RESHARD", CsvLetters::other},
   };
   return kLetters;
 }
@@ -69,7 +75,7 @@ class CellReader {
     fail_at_cell(source_, cell, problem);
   }
   void read_pair(const CsvCell& cell, std::vector<CsvCell>& row) const;
-  std::optional<CsvCell> read_action(CsvCell cell, std::string_view action) const;
+  CsvCell read_action(CsvCell cell, std::string_view action) const;
   int read_number(const CsvCell& cell, std::string_view digits, const char* what) const;
 
   const std::string& source_;
@@ -90,8 +96,8 @@ int CellReader::read_number(const CsvCell& cell, std::string_view digits, const 
   return value;
 }
 
-// <stage><letters><micro-batch>; no value for a communication.
-std::optional<CsvCell> CellReader::read_action(CsvCell cell, std::string_view action) const {
+// <stage><letters><micro-batch>
+CsvCell CellReader::read_action(CsvCell cell, std::string_view action) const {
   const auto is_letter = [](char c) { return (c >= 'A' && c <= 'Z') || c == '_'; };
   const auto begin = std::find_if(action.begin(), action.end(), is_letter);
   const auto end = std::find_if_not(begin, action.end(), is_letter);
@@ -107,18 +113,14 @@ std::optional<CsvCell> CellReader::read_action(CsvCell cell, std::string_view ac
                            "SEND_B, RECV_B, REDUCE_GRAD, OPTIMIZER_STEP",
                            shown(letters)));
   }
-  const bool step = letters == "OPTIMIZER_STEP";
-  if (!step || !stage.empty()) {
+  cell.letters = found->second;
+  if (cell.letters != CsvLetters::OPTIMIZER_STEP || !stage.empty()) {
     cell.stage = read_number(cell, stage, "stage");
   }
-  const bool numbered = !step && letters != "REDUCE_GRAD" && !letters.ends_with("SHARD");
+  const bool numbered = cell.letters < CsvLetters::REDUCE_GRAD;
   if (numbered || !microbatch.empty()) {
     cell.microbatch = read_number(cell, microbatch, "micro-batch");
   }
-  if (!found->second) {
-    return std::nullopt;
-  }
-  cell.letters = *found->second;
   return cell;
 }
 
@@ -133,17 +135,17 @@ void CellReader::read_pair(const CsvCell& cell, std::vector<CsvCell>& row) const
   if (parts.size() != 2) {
     fail(cell, fmt::format("an overlapped pair has 2 actions; here are {}", parts.size()));
   }
-  std::optional<CsvCell> first = read_action(cell, trim(parts[0]));
-  const std::optional<CsvCell> second = read_action(cell, trim(parts[1]));
+  CsvCell first = read_action(cell, trim(parts[0]));
+  const CsvCell second = read_action(cell, trim(parts[1]));
   const auto is_backward = [](CsvLetters letters) {
     return letters == CsvLetters::B || letters == CsvLetters::I || letters == CsvLetters::BW;
   };
-  if (!first || first->letters != CsvLetters::F || !second || !is_backward(second->letters)) {
+  if (first.letters != CsvLetters::F || !is_backward(second.letters)) {
     fail(cell, "an overlapped pair is a forward and then a backward");
   }
-  first->overlaps_next = true;
-  row.push_back(*first);
-  row.push_back(*second);
+  first.overlaps_next = true;
+  row.push_back(first);
+  row.push_back(second);
 }
 
 void CellReader::read(const CsvCell& cell, std::vector<CsvCell>& row) const {
@@ -152,16 +154,19 @@ void CellReader::read(const CsvCell& cell, std::vector<CsvCell>& row) const {
   }
   if (cell.text.front() == '(') {
     read_pair(cell, row);
-  } else if (const std::optional<CsvCell> action = read_action(cell, cell.text)) {
-    row.push_back(*action);
+  } else {
+    row.push_back(read_action(cell, cell.text));
   }
 }
 
 }  // namespace
 
+std::string place_of(const CsvCell& cell) {
+  return fmt::format("line {}, cell {} ({})", cell.line, cell.cell, shown(cell.text));
+}
+
 void fail_at_cell(const std::string& source, const CsvCell& cell, const std::string& problem) {
-  throw UsageError(fmt::format("{}: line {}, cell {} ({}): {}", source, cell.line, cell.cell,
-                               shown(cell.text), problem));
+  throw UsageError(fmt::format("{}: {}: {}", source, place_of(cell), problem));
 }
 
 std::vector<std::vector<CsvCell>> read_csv_cells(std::string_view text, const std::string& source) {
@@ -188,7 +193,8 @@ std::vector<std::vector<CsvCell>> read_csv_cells(std::string_view text, const st
       cell.cell = int(i) + 1;
       reader.read(cell, row);
     }
-    if (row.empty()) {
+    if (std::none_of(row.begin(), row.end(),
+                     [](const CsvCell& cell) { return is_compute(cell.letters); })) {
       throw UsageError(fmt::format("{}: line {}: rank {} has no computation; every line is a rank",
                                    source, line + 1, line));
     }

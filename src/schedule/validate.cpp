@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "pipetrain/error.h"
+#include "schedule/validate_named.h"
 #include "schedule/walk.h"
 
 namespace pipetrain::schedule {
@@ -16,8 +17,10 @@ namespace {
 // Position of each computation in its rank's list, by what it is; -1: not there.
 class ComputeValidator {
  public:
-  explicit ComputeValidator(const Schedule& schedule)
+  ComputeValidator(const Schedule& schedule, const std::string& source, const EntryName& name)
       : schedule_(schedule),
+        source_(source),
+        name_(name),
         placement_(schedule.placement),
         work_(size_t(placement_.stages()) * placement_.microbatches()) {
     for (std::vector<int>& positions : position_) {
@@ -27,8 +30,8 @@ class ComputeValidator {
 
   std::vector<std::string> run() {
     if (int(schedule_.ranks.size()) != placement_.ranks()) {
-      throw UsageError(fmt::format("{}: there are lists for {} ranks; --ranks is {}",
-                                   schedule_.name, schedule_.ranks.size(), placement_.ranks()));
+      throw UsageError(fmt::format("{}: there are lists for {} ranks; --ranks is {}", source_,
+                                   schedule_.ranks.size(), placement_.ranks()));
     }
     for (int rank = 0; rank < placement_.ranks(); ++rank) {
       const std::vector<Action>& list = schedule_.ranks[rank];
@@ -45,7 +48,7 @@ class ComputeValidator {
     const std::vector<Wait> waits = walk(schedule_, [](int, int, int) {});
     if (!waits.empty()) {
       throw UsageError(
-          fmt::format("{}: the lists deadlock: {}", schedule_.name, describe_deadlock(waits)));
+          fmt::format("{}: the lists deadlock: {}", source_, describe_deadlock(waits, name_)));
     }
     std::vector<std::string> warnings = schedule_.warnings;
     warn_of_weight_order(warnings);
@@ -67,8 +70,7 @@ class ComputeValidator {
   const Action& entry(int rank, int position) const { return schedule_.ranks[rank][position]; }
 
   [[noreturn]] void reject(int rank, int position, const std::string& reason) const {
-    throw UsageError(fmt::format("{}: rank {}, position {}: {}: {}", schedule_.name, rank, position,
-                                 to_string(entry(rank, position)), reason));
+    throw UsageError(fmt::format("{}: {}: {}", source_, name_(rank, position), reason));
   }
 
   void check_entry(int rank, int position) {
@@ -161,8 +163,8 @@ class ComputeValidator {
 
   void require(int rank, Kind kind, int stage, int microbatch, int position) const {
     if (position < 0) {
-      throw UsageError(fmt::format("{}: rank {}: {} is missing in its {} entries", schedule_.name,
-                                   rank, to_string({kind, stage, microbatch}),
+      throw UsageError(fmt::format("{}: rank {}: {} is missing in its {} entries", source_, rank,
+                                   to_string({kind, stage, microbatch}),
                                    schedule_.ranks[rank].size()));
     }
   }
@@ -191,11 +193,10 @@ class ComputeValidator {
         const auto [before, first] = last.try_emplace({source, rank}, produced);
         if (!first && before->second > produced) {
           reject(rank, position,
-                 fmt::format("its input is overtaken: rank {} computes {} (position {}) after {} "
-                             "(position {}), which is used earlier here; messages of one direction "
-                             "between two ranks keep their order",
-                             source, to_string(entry(source, before->second)), before->second,
-                             to_string(entry(source, produced)), produced));
+                 fmt::format("its input is overtaken: what {} makes comes after what {} makes, but "
+                             "is used earlier here; messages of one direction between two ranks "
+                             "keep their order",
+                             name_(source, before->second), name_(source, produced)));
         }
         before->second = produced;
       }
@@ -218,7 +219,7 @@ class ComputeValidator {
               "{}: rank {}, position {}: {} comes after micro-batch {}: weight gradients "
               "of a stage that do not ascend in micro-batch give other bits than the "
               "other schedules",
-              schedule_.name, rank, position, to_string(action), before->second));
+              source_, rank, position, to_string(action), before->second));
           return;
         }
         before->second = action.microbatch;
@@ -227,6 +228,8 @@ class ComputeValidator {
   }
 
   const Schedule& schedule_;
+  const std::string& source_;
+  const EntryName& name_;
   const Placement& placement_;
   size_t work_;
   std::array<std::vector<int>, classes> position_;
@@ -234,8 +237,16 @@ class ComputeValidator {
 
 }  // namespace
 
+std::vector<std::string> validate_named(const Schedule& schedule, const std::string& source,
+                                        const EntryName& name) {
+  return ComputeValidator(schedule, source, name).run();
+}
+
 std::vector<std::string> validate(const Schedule& schedule) {
-  return ComputeValidator(schedule).run();
+  return validate_named(schedule, schedule.name, [&](int rank, int position) {
+    return fmt::format("rank {}, position {}: {}", rank, position,
+                       to_string(schedule.ranks[size_t(rank)][size_t(position)]));
+  });
 }
 
 }  // namespace pipetrain::schedule

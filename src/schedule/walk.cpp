@@ -4,7 +4,7 @@
 
 namespace pipetrain::schedule {
 
-std::string describe_deadlock(const std::vector<Wait>& waits) {
+std::string describe_deadlock(const std::vector<Wait>& waits, const EntryName& name) {
   const auto of_rank = [&](int rank) {
     return std::find_if(waits.begin(), waits.end(), [&](const Wait& w) { return w.rank == rank; });
   };
@@ -22,8 +22,10 @@ std::string describe_deadlock(const std::vector<Wait>& waits) {
   std::string text;
   for (const int link : chain) {
     const Wait& wait = *of_rank(link);
-    text += fmt::format("{}rank {}, position {}: {} waits for {} of rank {}",
-                        text.empty() ? "" : "; ", wait.rank, wait.position, to_string(wait.action),
+    const std::string entry = name ? name(wait.rank, wait.position)
+                                   : fmt::format("rank {}, position {}: {}", wait.rank,
+                                                 wait.position, to_string(wait.action));
+    text += fmt::format("{}{} waits for {} of rank {}", text.empty() ? "" : "; ", entry,
                         to_string(wait.needs), wait.needs_rank);
   }
   return text;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "pipetrain/schedule/schedule.h"
+#include "schedule/validate_named.h"
 
 namespace pipetrain::schedule {
 
@@ -67,8 +68,9 @@ struct Wait {
 };
 
 // "rank 0, position 3: 0B0 waits for 1B0 of rank 1; ...": the circle that the waits form, or the
-// chain that ends at something missing. `waits` holds at most one entry per rank.
-std::string describe_deadlock(const std::vector<Wait>& waits);
+// chain that ends at something missing. `waits` holds at most one entry per rank. `name` gives what
+// stands before "waits", else rank and position.
+std::string describe_deadlock(const std::vector<Wait>& waits, const EntryName& name = {});
 
 // Number of entries that start together at `position`: 2 for an overlapped pair, else 1.
 inline int entries_at(const std::vector<Action>& list, int position) {

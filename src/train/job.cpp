@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <iterator>
 #include <string_view>
 
 #include "pipetrain/error.h"
@@ -17,20 +15,9 @@ namespace {
 
 constexpr std::string_view csv_prefix = "csv:";
 
-std::string read_schedule_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) {
-    throw UsageError(fmt::format("--schedule csv:{}: the file cannot be read", path));
-  }
-  return text;
-}
-
 // Ranks and micro-batches are those of the job; the file must have them.
 schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
-  const std::string path = config.schedule.substr(csv_prefix.size());
-  schedule::Schedule schedule =
-      schedule::parse_csv(read_schedule_file(path), "--schedule " + config.schedule);
+  schedule::Schedule schedule = schedule::read_csv(config.schedule.substr(csv_prefix.size()));
   const schedule::Placement& placement = schedule.placement;
   const auto refuse = [&](const std::string& problem) {
     throw UsageError(fmt::format("--schedule {}: {}", config.schedule, problem));
@@ -80,10 +67,9 @@ schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& gri
 }
 
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
-  if (config.schedule.starts_with(csv_prefix)) {
-    return csv_schedule(config, grid);
-  }
-  schedule::Schedule schedule = generated_schedule(config, grid);
+  schedule::Schedule schedule = config.schedule.starts_with(csv_prefix)
+                                    ? csv_schedule(config, grid)
+                                    : generated_schedule(config, grid);
   if (schedule.update != schedule::Update::step) {
     throw UsageError(fmt::format(
         "--schedule {} is not synchronous: its stages keep several versions of their weights; "
