@@ -322,7 +322,7 @@ void BenchOptions::check(int ranks) const {
     throw UsageError("--bytes 0: must be at least 1");
   }
   if (synthetic) {
-    plan(ranks).check(true);
+    plan(ranks).check();
   }
 }
 

@@ -1,11 +1,12 @@
 #include "cli/plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <set>
+#include <map>
 
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
@@ -18,56 +19,47 @@ namespace pipetrain {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-constexpr double largest_number = 1e15;  // sums of millions of times stay finite and exact enough
-
-void check_number(double value, const char* flag) {
-  if (!(value >= 0 && value <= largest_number)) {
-    throw UsageError(fmt::format("{} {}: must be from 0 to {:g}", flag, value, largest_number));
-  }
-}
-
-void check_times(const std::vector<double>& times, const char* flag, int ranks, bool optional) {
-  if (times.empty() && optional) {
-    return;
-  }
-  if (times.size() != 1 && times.size() != size_t(ranks)) {
-    throw UsageError(fmt::format("{} has {} values; it needs one, or one per rank ({})", flag,
-                                 times.size(), ranks));
-  }
-  for (const double time : times) {
-    check_number(time, flag);
-  }
-}
-
 double limit_of(const std::vector<double>& limits, size_t rank) {
   return limits.size() == 1 ? limits.front() : limits[rank];
 }
 
-// Names the first rank above --activation-limit or its memory; empty: all fit.
-std::string does_not_fit(const Plan& plan, const PlanOptions& options) {
+// What keeps a schedule out: a limit that a rank exceeds, and by what; or, with an empty limit,
+// what it refuses. Both empty: it fits.
+struct Reason {
+  std::string limit;
+  std::string detail;
+  std::string budget;  // of that rank, where it is memory
+
+  bool none() const { return detail.empty(); }
+};
+
+// The first rank above --activation-limit or its memory.
+Reason does_not_fit(const Plan& plan, const PlanOptions& options) {
   constexpr double rounding = 1e-9;
   for (size_t rank = 0; rank < plan.simulation.ranks.size(); ++rank) {
     const double peak = plan.simulation.ranks[rank].peak_activations;
     if (!options.activation_limit.empty() &&
         peak > limit_of(options.activation_limit, rank) + rounding) {
-      return fmt::format(
-          "rank {} holds {:g} activations at its peak; --activation-limit allows {:g}", rank, peak,
-          limit_of(options.activation_limit, rank));
+      return {fmt::format("--activation-limit {:g}", fmt::join(options.activation_limit, ",")),
+              fmt::format("rank {} holds {:g} activations", rank, peak), ""};
     }
   }
   if (plan.budgets.empty()) {
-    return "";
+    return {};
   }
   const double limit = options.model.memory_limit
                            ? *options.model.memory_limit * gib
                            : double(device_model(options.model.device).memory_bytes);
   for (size_t rank = 0; rank < plan.budgets.size(); ++rank) {
     if (double(plan.budgets[rank].total()) > limit) {
-      return fmt::format("rank {} needs more than {} (--memory-limit, --device): {}", rank,
-                         readable_bytes(size_t(limit)), to_string(plan.budgets[rank]));
+      return {fmt::format("the {} of {}", readable_bytes(size_t(limit)),
+                          options.model.memory_limit ? "--memory-limit"
+                                                     : "--device " + options.model.device),
+              fmt::format("rank {} needs {}", rank, readable_bytes(plan.budgets[rank].total())),
+              ": " + to_string(plan.budgets[rank])};
     }
   }
-  return "";
+  return {};
 }
 
 void count_transfers(const schedule::LoweredSchedule& lowered, Plan* plan) {
@@ -97,7 +89,7 @@ void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowere
   schedule::Costs costs =
       predict_costs(request, lowered.placement, device_model(options.model.device), link);
   costs.weight_memory = options.costs.weight_memory;
-  costs.latency = options.latency_given ? options.costs.latency : costs.latency;
+  costs.latency = options.has("--latency") ? options.costs.latency : costs.latency;
   costs.transfer = options.bandwidth > 0 ? plan->message_bytes / options.bandwidth : costs.transfer;
   plan->hop_ms = costs.latency + costs.transfer;
   plan->simulation = simulate(lowered, costs);
@@ -166,109 +158,6 @@ double peak_memory(const Plan& plan) {
 
 }  // namespace
 
-bool PlanModel::given() const {
-  return !model.empty() || layers || hidden || heads || vocab_size || sequence_length ||
-         microbatch_size || !layers_per_stage.empty() || memory_limit;
-}
-
-BudgetRequest PlanModel::request() const {
-  GptConfig config;
-  if (!model.empty()) {
-    config = named_model(model);
-  }
-  if (model.empty() && !(layers && hidden && heads && sequence_length)) {
-    throw UsageError(
-        "a model needs --model, or all of --layers, --hidden, --heads and --sequence-length");
-  }
-  const auto set = [](const std::optional<int>& flag, int* field) {
-    *field = flag.value_or(*field);
-  };
-  set(layers, &config.layers);
-  set(hidden, &config.hidden);
-  set(heads, &config.heads);
-  set(sequence_length, &config.sequence);
-  config.vocabulary = vocab_size.value_or(config.vocabulary == 0 ? 50257 : config.vocabulary);
-  config.check();
-  const int batch = microbatch_size.value_or(1);
-  if (batch < 1) {
-    throw UsageError(fmt::format("--microbatch-size {}: must be at least 1", batch));
-  }
-  return {.model = config,
-          .shape = {batch, config.sequence},
-          .precision = parse_precision(precision),
-          .stages = {}};
-}
-
-void PlanOptions::check(bool times_given) const {
-  if (ranks < 1) {
-    throw UsageError(fmt::format("--ranks {}: must be at least 1", ranks));
-  }
-  if (microbatches < 1) {
-    throw UsageError(fmt::format("--microbatches {}: must be at least 1", microbatches));
-  }
-  if (chunks < 0) {
-    throw UsageError(fmt::format("--chunks {}: must be at least 1", chunks));
-  }
-  check_times(costs.forward, "--forward", ranks, false);
-  check_times(costs.backward_input, "--backward-input", ranks, false);
-  check_times(costs.backward_weight, "--backward-weight", ranks, false);
-  check_times(costs.overlapped, "--overlapped", ranks, true);
-  const auto all_zero = [](const std::vector<double>& times) {
-    return std::all_of(times.begin(), times.end(), [](double time) { return time == 0; });
-  };
-  if (all_zero(costs.forward) && all_zero(costs.backward_input) &&
-      all_zero(costs.backward_weight)) {
-    throw UsageError("--forward, --backward-input, --backward-weight: not all may be 0");
-  }
-  check_times(activation_limit, "--activation-limit", ranks, true);
-  check_number(costs.latency, "--latency");
-  check_number(costs.weight_memory, "--weight-memory");
-  check_number(bytes, "--bytes");
-  check_number(bandwidth, "--bandwidth");
-  if (model.given()) {
-    if (times_given) {
-      throw UsageError(
-          "the model flags predict the times: leave out --forward, --backward-input, "
-          "--backward-weight, --overlapped and --bytes, or the model flags");
-    }
-    model.request();
-    device_model(model.device);
-    link_model(model.link);
-    if (model.memory_limit && !(*model.memory_limit > 0)) {
-      throw UsageError(fmt::format("--memory-limit {}: must be above 0", *model.memory_limit));
-    }
-  } else if ((bytes > 0) != (bandwidth > 0)) {
-    throw UsageError("--bytes and --bandwidth go together, both above 0");
-  }
-  if (objective != "makespan" && objective != "span") {
-    throw UsageError(fmt::format("--objective {}: must be makespan or span", objective));
-  }
-  const std::set<std::string> formats = {"table", "json", "csv", "ascii", "svg", "trace"};
-  if (!formats.contains(format)) {
-    throw UsageError(
-        fmt::format("--format {}: must be table, json, csv, ascii, svg or trace", format));
-  }
-}
-
-void PlanOptions::adopt_file(bool ranks_given, bool microbatches_given) {
-  if (!schedule.starts_with("csv:")) {
-    return;
-  }
-  const schedule::Placement placement = requested_schedule(schedule, *this).placement;
-  if ((ranks_given && ranks != placement.ranks()) ||
-      (microbatches_given && microbatches != placement.microbatches())) {
-    throw UsageError(fmt::format(
-        "--schedule {} is for {} ranks and {} micro-batches; --ranks and --microbatches say {} and "
-        "{}: leave them out",
-        schedule, placement.ranks(), placement.microbatches(), ranks, microbatches));
-  }
-  if (chunks != 0 || group != 0) {
-    throw UsageError(fmt::format("--schedule {}: leave out --chunks and --group", schedule));
-  }
-  ranks = placement.ranks();
-  microbatches = placement.microbatches();
-}
-
 schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options) {
   if (name.starts_with("csv:")) {
     return schedule::read_csv(name.substr(4));
@@ -293,33 +182,55 @@ std::vector<Plan> make_plans(const PlanOptions& options) {
   std::vector<Plan> plans;
   if (options.schedule != "all") {
     plans.push_back(make_plan(requested_schedule(options.schedule, options), options, link));
-    if (const std::string reason = does_not_fit(plans.front(), options); !reason.empty()) {
-      throw DoesNotFit(reason);
+    if (const Reason reason = does_not_fit(plans.front(), options); !reason.none()) {
+      throw DoesNotFit(fmt::format("{}, above {}{}", reason.detail, reason.limit, reason.budget));
     }
     return plans;
   }
   std::vector<std::string> names = schedule::schedule_names();
   names.push_back("auto");
+  std::vector<std::string> reasons;  // one line each
+  std::map<std::string, std::string> above;
+  bool usage = true;  // all are refused for wrong usage
   for (const std::string& name : names) {
-    std::string reason;
+    Reason reason;
     try {
       Plan plan = make_plan(requested_schedule(name, options), options, link);
       reason = does_not_fit(plan, options);
-      if (reason.empty()) {
+      if (reason.none()) {
         plans.push_back(std::move(plan));
       }
     } catch (const Error& error) {
       if (error.code() != ExitCode::usage && error.code() != ExitCode::does_not_fit) {
         throw;
       }
-      reason = error.what();
+      usage &= error.code() == ExitCode::usage;
+      reason.detail = error.what();
     }
-    if (!reason.empty()) {
-      fmt::print(stderr, "pipetrain: {} left out: {}\n", name, reason);
+    if (reason.none()) {
+      continue;
+    }
+    usage &= reason.limit.empty();
+    if (reason.limit.empty()) {
+      reasons.push_back(fmt::format("{}: {}", name, reason.detail));
+    } else {
+      std::string& line = above[reason.limit];
+      line += fmt::format("{}{} ({})", line.empty() ? "" : ", ", name, reason.detail);
     }
   }
+  for (const auto& [limit, line] : above) {
+    reasons.push_back(fmt::format("above {}: {}", limit, line));
+  }
   if (plans.empty()) {
-    throw DoesNotFit("no schedule fits these numbers; the reasons are above");
+    const std::string all =
+        fmt::format("--schedule all: no schedule is left; {}", fmt::join(reasons, "; "));
+    if (usage) {
+      throw UsageError(all);
+    }
+    throw DoesNotFit(all);
+  }
+  for (const std::string& reason : reasons) {
+    fmt::print(stderr, "pipetrain: left out: {}\n", reason);
   }
   return plans;
 }
@@ -347,6 +258,10 @@ const Plan* best_plan(const std::vector<Plan>& plans) {
 std::string chunks_table(const PlanOptions& options) {
   constexpr int most_chunks = 8;
   const int layers = options.model.request().model.layers;
+  if (layers < options.ranks) {
+    return fmt::format("interleaved is not compared: {} layers on {} ranks leave stages empty\n",
+                       layers, options.ranks);
+  }
   std::string text = "ms per step of interleaved with v chunks per rank; * is the shortest:\n";
   text += fmt::format("{:<10}", "link");
   std::vector<int> chunks;

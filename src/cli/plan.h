@@ -27,6 +27,7 @@ struct PlanModel {
   std::string link = "nvlink";
 
   bool given() const;
+  bool complete() const;  // says what the model is
   // stages are left to the placement.
   BudgetRequest request() const;
 };
@@ -47,12 +48,17 @@ struct PlanOptions {
   std::string format = "table";
   std::string output;
   PlanModel model;
-  bool latency_given = false;  // else the link's, with model flags
+  std::vector<std::string> given;  // flags on the command line or in a file: --latency, ...
 
+  bool has(const std::string& flag) const;
   // Takes ranks and micro-batches from csv:FILE. Throws UsageError where the flags say otherwise.
-  void adopt_file(bool ranks_given, bool microbatches_given);
-  // Throws UsageError naming the flag. times_given: some time flag was on the command line.
-  void check(bool times_given) const;
+  void adopt_file();
+  // Throws UsageError naming the flag.
+  void check() const;
+
+ private:
+  // Refuses flags that say nothing beside the others.
+  void check_use_of_flags() const;
 };
 
 struct Plan {
@@ -69,8 +75,8 @@ struct Plan {
 schedule::Schedule requested_schedule(const std::string& name, const PlanOptions& options);
 
 // The schedule asked for, or with "all" every one that accepts the numbers (the others are named on
-// standard error with the reason). Throws DoesNotFit where a rank exceeds --activation-limit or its
-// memory.
+// standard error, a line per reason). Throws DoesNotFit where a rank exceeds --activation-limit or
+// its memory, with "all" where nothing is left.
 std::vector<Plan> make_plans(const PlanOptions& options);
 
 // The plan to choose: the shortest step; of those within a hundredth of it the least memory.

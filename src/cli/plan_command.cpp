@@ -39,43 +39,43 @@ void add_schedule_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--weight-memory", options.costs.weight_memory,
                  "what is held between I and W, in activations")
       ->capture_default_str();
-  app.add_option("--objective", options.objective, "auto: makespan (synchronous optimizer) or span")
+  app.add_option("--objective", options.objective,
+                 "auto and all: makespan (synchronous optimizer) or span")
       ->capture_default_str();
-  app.add_flag("--lowered", options.lowered, "with the communication");
+  app.add_flag("--lowered", options.lowered,
+               "simulate and write the communication too; with model flags it is always simulated");
   app.add_option("--format", options.format, "table, json, csv, ascii, svg or trace")
       ->capture_default_str();
   app.add_option("--output", options.output, "file; default: standard output");
 }
 
-// Returns the flags that the model flags exclude.
-std::vector<CLI::Option*> add_time_flags(CLI::App& app, PlanOptions& options) {
+void add_time_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--latency", options.costs.latency,
                  "latency of one hop; with model flags in ms, default: the link's");
   app.add_option("--bandwidth", options.bandwidth,
                  "bytes per unit of time; with model flags per ms, default: the link's")
       ->check(CLI::PositiveNumber);
-  return {
-      app.add_option("--forward", options.costs.forward,
-                     "time of F of one rank's whole share; a comma list gives one per rank")
-          ->delimiter(','),
-      app.add_option("--backward-input", options.costs.backward_input, "time of the input gradient")
-          ->delimiter(','),
-      app.add_option("--backward-weight", options.costs.backward_weight,
-                     "time of the weight gradient")
-          ->delimiter(','),
-      app.add_option("--overlapped", options.costs.overlapped,
-                     "time of an overlapped F&B pair; default F+B+W")
-          ->delimiter(','),
-      app.add_option("--bytes", options.bytes, "bytes per hand-off; with --bandwidth")};
+  app.add_option("--forward", options.costs.forward,
+                 "time of F of one rank's whole share; a comma list gives one per rank")
+      ->delimiter(',');
+  app.add_option("--backward-input", options.costs.backward_input, "time of the input gradient")
+      ->delimiter(',');
+  app.add_option("--backward-weight", options.costs.backward_weight, "time of the weight gradient")
+      ->delimiter(',');
+  app.add_option("--overlapped", options.costs.overlapped,
+                 "time of an overlapped F&B pair, where the schedule has some; default F+B+W")
+      ->delimiter(',');
+  app.add_option("--bytes", options.bytes, "bytes per hand-off; with --bandwidth");
 }
 
 void add_model_flags(CLI::App& app, PlanModel& model) {
   app.add_option("--model", model.model, "gpt2-124m, gpt2-350m, gpt2-774m or gpt2-1558m");
-  app.add_option("--layers", model.layers, "layers L; model flags predict memory and step time");
+  app.add_option("--layers", model.layers, "layers L; a model predicts memory and step time");
   app.add_option("--hidden", model.hidden, "width C");
   app.add_option("--heads", model.heads, "attention heads");
-  app.add_option("--vocab-size", model.vocab_size, "vocabulary; default 50257");
-  app.add_option("--sequence-length", model.sequence_length, "tokens per sequence T");
+  app.add_option("--vocab-size", model.vocab_size, "vocabulary; default 50257, or the --model's");
+  app.add_option("--sequence-length", model.sequence_length,
+                 "tokens per sequence T; default: the --model's");
   app.add_option("--microbatch-size", model.microbatch_size,
                  "sequences per micro-batch; default 1");
   app.add_option("--layers-per-stage", model.layers_per_stage, "layers of each stage: 3,4,4,3")
@@ -112,12 +112,6 @@ std::string in_format(const std::vector<Plan>& plans, const PlanOptions& options
                                           .colour = terminal,
                                           .weight_memory = options.costs.weight_memory,
                                           .time_unit = ""};
-  if (plans.size() != 1 && options.format != "ascii") {
-    throw UsageError(
-        fmt::format("--format {} shows one schedule; --schedule all needs table, json "
-                    "or ascii",
-                    options.format));
-  }
   for (const Plan& plan : plans) {
     if (options.format == "ascii") {
       text += (text.empty() ? "" : "\n") + render_ascii(plan.simulation, plan.schedule, render);
@@ -139,14 +133,15 @@ Command add_plan(CLI::App& main) {
       "plan", "Simulates, compares and draws schedules; needs no GPU and no MPI");
   const auto options = std::make_shared<PlanOptions>();
   add_schedule_flags(*app, *options);
-  const std::vector<CLI::Option*> times = add_time_flags(*app, *options);
+  add_time_flags(*app, *options);
   add_model_flags(*app, options->model);
-  return {app, [app, options, times] {
-            const auto given = [app](const char* flag) { return app->count(flag) > 0; };
-            options->latency_given = given("--latency");
-            options->adopt_file(given("--ranks"), given("--microbatches"));
-            options->check(std::any_of(times.begin(), times.end(),
-                                       [](const CLI::Option* flag) { return flag->count() > 0; }));
+  return {app, [app, options] {
+            for (const CLI::Option* option :
+                 app->get_options([](const CLI::Option* flag) { return flag->count() > 0; })) {
+              options->given.push_back(option->get_name());
+            }
+            options->adopt_file();
+            options->check();
             const std::vector<Plan> plans = make_plans(*options);
             if (options->microbatches < 4 * options->ranks && options->ranks > 1) {
               fmt::print(stderr,

@@ -81,6 +81,7 @@ int parse_and_run(int argc, char** argv) {
     require_values(*command.app);
   }
   require_values(main);
+  require_list_items(main, {argv + 1, argv + argc});
   try {
     main.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

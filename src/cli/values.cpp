@@ -7,6 +7,8 @@
 #include <string>
 #include <system_error>
 
+#include "pipetrain/error.h"
+
 namespace pipetrain {
 namespace {
 
@@ -61,6 +63,33 @@ ValueKind value_kind(const CLI::Option& option) {
          : type == "INT"   ? ValueKind::integer
          : type == "FLOAT" ? ValueKind::number
                            : ValueKind::text;
+}
+
+void require_list_items(const CLI::App& main, const std::vector<std::string>& arguments) {
+  const auto is_list = [&](const std::string& flag) {
+    for (const CLI::App* command : main.get_subcommands(nullptr)) {
+      const CLI::Option* option = command->get_option_no_throw(flag);
+      if (option != nullptr && option->get_delimiter() == ',') {
+        return true;
+      }
+    }
+    return false;
+  };
+  std::string flag;  // whose values follow
+  for (const std::string& argument : arguments) {
+    std::string value = argument;
+    if (argument.starts_with("--")) {
+      const size_t equals = argument.find('=');
+      flag = argument.substr(0, equals);
+      if (equals == std::string::npos) {
+        continue;
+      }
+      value = argument.substr(equals + 1);
+    }
+    if (!flag.empty() && is_list(flag) && ("," + value + ",").find(",,") != std::string::npos) {
+      throw UsageError(fmt::format("{} {}: an item of the list is empty", flag, value));
+    }
+  }
 }
 
 void require_values(CLI::App& app) {

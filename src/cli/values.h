@@ -1,6 +1,8 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <string>
+#include <vector>
 
 namespace pipetrain {
 
@@ -12,5 +14,8 @@ ValueKind value_kind(const CLI::Option& option);
 // one is needed. CLI11 alone takes an empty value for 0, cuts off numbers that are too large, and
 // reads 010 as 8.
 void require_values(CLI::App& app);
+
+// Throws UsageError where an item of a comma list is empty, as in 1,,2: CLI11 drops it.
+void require_list_items(const CLI::App& main, const std::vector<std::string>& arguments);
 
 }  // namespace pipetrain

@@ -42,8 +42,8 @@ const Generator& find_generator(const std::string& name) {
   const auto found = std::find_if(std::begin(generators), std::end(generators),
                                   [&](const Generator& g) { return g.name == name; });
   if (found == std::end(generators)) {
-    throw UsageError(fmt::format("--schedule is '{}'; it must be one of: {}", name,
-                                 fmt::join(schedule_names(), " ")));
+    throw UsageError(fmt::format("--schedule is '{}'; it must be one of: {} auto, or csv:FILE",
+                                 name, fmt::join(schedule_names(), " ")));
   }
   return *found;
 }

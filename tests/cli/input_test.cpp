@@ -79,7 +79,7 @@ TEST(Input, ModelsAndSchedulesThatCannotBeAreRefused) {
           {sizes + "--layers 4 --hidden 2147483640 --heads 1", 2, {"--hidden 2147483640"}},
           {train + "--vocab-size 2147483647", 2, {"--vocab-size 2147483647"}},
           {train + "--microbatch-size 2147483647", 2, {"--microbatch-size 2147483647"}},
-          {train + "--schedule foo", 2, {"--schedule", "foo", "1f1b"}},
+          {train + "--schedule foo", 2, {"--schedule", "foo", "1f1b", "auto, or csv:FILE"}},
           {train + "--schedule 1f1b --chunks 2", 2, {"--chunks"}},
           {train + "--schedule 1f1b --group 2", 2, {"--group"}},
           {train + "--schedule dualpipe", 2, {"dualpipe", "ranks"}},

@@ -99,7 +99,7 @@ TEST(Usage, WrongFlagsAreRefused) {
           {words(train) + Arguments{"--run-dir", ""}, "--run-dir"},
           {words("doctor --foo"), "--foo"},
           {words("plan"), "--schedule"},
-          {words("plan --schedule foo"), "--schedule"},
+          {words("plan --schedule foo"), "pipedream-2bw auto all, or csv:FILE"},
           {words("plan --schedule 1f1b --ranks 0"), "--ranks 0"},
           {words("plan --schedule 1f1b --microbatches 2147483647"), "--microbatches"},
           {words("plan --schedule interleaved --chunks 2147483647"), "--chunks"},
@@ -108,10 +108,27 @@ TEST(Usage, WrongFlagsAreRefused) {
           {words("plan --schedule 1f1b --forward 1,2,3"), "--forward"},
           {words("plan --schedule 1f1b --forward -1"), "--forward"},
           {words("plan --schedule 1f1b --forward nan"), "--forward"},
+          {words("plan --schedule 1f1b --forward 1,2,,3"), "--forward 1,2,,3"},
+          {words("plan --schedule 1f1b --forward=1,2,"), "--forward 1,2,"},
+          {words(train + "--layers-per-stage ,4"), "--layers-per-stage ,4"},
           {words("plan --schedule 1f1b --bytes 1"), "--bandwidth"},
+          {words("plan --schedule 1f1b --device h100"), "--device"},
+          {words("plan --schedule 1f1b --link pcie4"), "--link"},
+          {words("plan --schedule 1f1b --precision bf16"), "--precision"},
+          {words("plan --schedule 1f1b --memory-limit 3"), "--memory-limit: the model"},
+          {words("plan --schedule 1f1b --microbatch-size 3"), "--microbatch-size: the model"},
+          {words("plan --schedule 1f1b --objective span"), "--objective"},
+          {words("plan --schedule auto --group 2"), "--group"},
+          {words("plan --schedule all --format svg"), "--format svg"},
+          {words("plan --schedule 1f1b --model gpt2-124m --layers 4"), "--layers 4: --model"},
+          {words("plan --schedule 1f1b --model gpt2-124m --sequence-length 2048"),
+           "--sequence-length 2048: must be at most 1024"},
+          {words("plan --schedule 1f1b --model gpt2-124m --forward 2"), "--forward"},
+          {words("plan --schedule all --chunks 100000"), "no schedule is left; gpipe: --chunks"},
           {words("plan --schedule 1f1b --format xml"), "--format xml"},
           {words("plan --schedule 1f1b --output missing/plan"), "--output missing/plan"},
           {words("plan --schedule csv:missing"), "csv:missing"},
+          {words("plan --schedule csv:."), "csv:.: is a directory"},
           {words("plan --schedule dualpipe --ranks 3"), "--ranks"},
           {words("plan --schedule interleaved --ranks 4 --chunks 3 --group 4 --microbatches 5"),
            "--microbatches"},
@@ -289,9 +306,66 @@ TEST(Usage, PlanWritesEveryFormat) {
 
 TEST(Usage, ALimitThatNoScheduleMeetsIsExitCode3) {
   const TemporaryDirectory directory;
-  expect_refused(
-      run_pipetrain("plan --schedule 1f1b --ranks 4 --activation-limit 1", directory.path()), 3,
-      {"--activation-limit", "4"});
+  const auto refused = [&](const std::string& flags, const std::vector<std::string>& parts) {
+    const Result result = run_pipetrain("plan --ranks 4 --schedule " + flags, directory.path());
+    expect_refused(result, 3, parts);
+    EXPECT_EQ(result.err, error_lines(result)[0] + "\n") << "more than one line";
+  };
+  refused("1f1b --activation-limit 1", {"rank 0 holds 4 activations, above --activation-limit 1"});
+  refused("all --activation-limit 0.5",
+          {"auto: --activation-limit 0.5", "above --activation-limit 0.5: gpipe (rank 0 holds 8"});
+  refused("1f1b --model gpt2-124m --memory-limit 0.1",
+          {"above the 102.40 MiB of --memory-limit", "weights", "total"});
+  refused("1f1b --model gpt2-1558m --microbatch-size 2000", {"of --device h100", "total"});
+}
+
+TEST(Usage, PlansOfCommonSizesAreMadeInEveryFormat) {
+  const TemporaryDirectory directory;
+  for (const std::string schedule : {"1f1b", "zb-v", "dualpipe", "all"}) {
+    for (const std::string format : {"table", "json", "ascii", "csv", "svg", "trace"}) {
+      if (schedule == "all" && (format == "csv" || format == "svg" || format == "trace")) {
+        continue;
+      }
+      const std::string flags = fmt::format(
+          "plan --schedule {} --ranks 2 --microbatches 4 --layers 3 --hidden 64 --heads 2 "
+          "--sequence-length 32 --vocab-size 257 --format {}",
+          schedule, format);
+      const Result printed = run_pipetrain(flags, directory.path());
+      EXPECT_EQ(printed.code, 0) << flags << printed.err;
+      const Result written = run_pipetrain(flags + " --output plan", directory.path());
+      EXPECT_EQ(written.code, 0) << flags << written.err;
+      EXPECT_EQ(written.out, "");
+      EXPECT_EQ(read_file(directory.file("plan")), printed.out) << flags;
+    }
+  }
+}
+
+TEST(Usage, PlanSaysWhyChunksAreNotCompared) {
+  const TemporaryDirectory directory;
+  const Result result = run_pipetrain(
+      "plan --schedule 1f1b --ranks 4 --layers 2 --hidden 64 --heads 2 --sequence-length 32",
+      directory.path());
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_PRED2(contains, result.out, "interleaved is not compared: 2 layers on 4 ranks");
+}
+
+// Fault 29: the schedule that is shown differs from the one that runs.
+TEST(Usage, ACsvOfPlanGivesTheSameCsv) {
+  const TemporaryDirectory directory;
+  for (const std::string schedule :
+       {"gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+        "dualpipe", "dualpipe-v", "chimera", "pipedream", "pipedream-2bw", "auto"}) {
+    for (const std::string lowered : {"", " --lowered"}) {
+      const std::string flags = " --format csv" + lowered;
+      const Result first = run_pipetrain(
+          "plan --ranks 2 --microbatches 4 --schedule " + schedule + flags + " --output s.csv",
+          directory.path());
+      ASSERT_EQ(first.code, 0) << first.err;
+      const Result again = run_pipetrain("plan --schedule csv:s.csv" + flags, directory.path());
+      EXPECT_EQ(again.code, 0) << again.err;
+      EXPECT_EQ(again.out, read_file(directory.file("s.csv"))) << schedule << lowered;
+    }
+  }
 }
 
 }  // namespace
