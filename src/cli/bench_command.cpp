@@ -27,7 +27,8 @@ const std::vector<std::string> model_flags = {
     "--hidden",    "--heads",           "--vocab-size",
     "--data",      "--sequence-length", "--microbatch-size",
     "--zero",      "--data-parallel",   "--layers-per-stage",
-    "--precision", "--memory-limit"};
+    "--precision", "--memory-limit",    "--recompute",
+    "--defer"};
 
 // Times of synthetic stages; in milliseconds.
 void add_synthetic_flags(CLI::App& app, BenchOptions& options) {

@@ -81,8 +81,14 @@ schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Plac
   const double t = request.shape.sequence;
   const double rows = request.shape.rows();
   const double flops_per_ms = device.flops * assumed_efficiency / 1000;
-  const double matmuls = 24 * c * c;  // of a layer, per token
+  // Of a layer, per token: qkv, the attention's projection, fc and its projection.
+  const double matmuls = (6 + 2 + 8 + 8) * c * c;
   const double attention = 2 * c * t;
+  const SlotPolicy& slots = request.slots;
+  const double again = slots.recompute == Recompute::none        ? 0
+                       : slots.recompute == Recompute::attention ? 6 * c * c + attention
+                                                                 : 16 * c * c + attention;
+  const double deferred = slots.defer == Defer::all ? matmuls : 14 * c * c;
   const double head = 2 * c * request.model.padded_vocabulary();
   schedule::Costs costs;
   costs.forward.clear();
@@ -99,10 +105,12 @@ schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Plac
     }
     costs.forward.push_back(rows * (layers * (matmuls + attention) + heads * 3 * head) /
                             flops_per_ms);
-    costs.backward_input.push_back(rows * layers * (matmuls + 2 * attention) / flops_per_ms);
-    costs.backward_weight.push_back(rows * layers * matmuls / flops_per_ms);
+    costs.backward_input.push_back(rows * layers * (again + 2 * (matmuls + attention) - deferred) /
+                                   flops_per_ms);
+    costs.backward_weight.push_back(rows * layers * deferred / flops_per_ms);
   }
   const double bytes = double(message_bytes(request.model, request.shape, request.precision));
+  costs.weight_memory = weight_memory(request, placement);
   costs.latency = link.alpha_ms;
   costs.transfer = bytes / link.bytes_per_ms(bytes);
   return costs;

@@ -42,7 +42,8 @@ constexpr double assumed_efficiency = 0.5;
 // Milliseconds per micro-batch of every rank's whole share, on `device` with hand-offs over `link`.
 // The head is computed forward and backward in F of the last stage; layers cost 24C^2 + 2CT
 // floating point operations per token forward, twice that backward, the attention's part of it in
-// I.
+// I. To I come what is computed again, the forward's share of that, and the weight gradients that
+// are not deferred. weight_memory is that of the slots.
 schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Placement& placement,
                               const DeviceModel& device, const LinkModel& link);
 

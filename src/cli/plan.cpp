@@ -88,7 +88,9 @@ void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowere
   plan->message_bytes = double(message_bytes(request.model, request.shape, request.precision));
   schedule::Costs costs =
       predict_costs(request, lowered.placement, device_model(options.model.device), link);
-  costs.weight_memory = options.costs.weight_memory;
+  costs.weight_memory =
+      options.has("--weight-memory") ? options.costs.weight_memory : costs.weight_memory;
+  plan->weight_memory = costs.weight_memory;
   costs.latency = options.has("--latency") ? options.costs.latency : costs.latency;
   costs.transfer = options.bandwidth > 0 ? plan->message_bytes / options.bandwidth : costs.transfer;
   plan->hop_ms = costs.latency + costs.transfer;
@@ -100,7 +102,10 @@ Plan make_plan(schedule::Schedule schedule, const PlanOptions& options, const Li
     fmt::print(stderr, "pipetrain: warning: {}\n", warning);
   }
   const schedule::LoweredSchedule lowered = lower(schedule);
-  Plan plan{std::move(schedule), {}, 0, 0, {}, 0, 0};
+  Plan plan{.schedule = std::move(schedule),
+            .simulation = {},
+            .budgets = {},
+            .weight_memory = options.costs.weight_memory};
   count_transfers(lowered, &plan);
   if (options.model.given()) {
     predict(options, lowered, link, &plan);
@@ -123,7 +128,8 @@ schedule::Costs costs_of_one_stage_per_rank(const PlanOptions& options) {
                                         link_model(options.model.link));
   costs.latency += costs.transfer;
   costs.transfer = 0;
-  costs.weight_memory = options.costs.weight_memory;
+  costs.weight_memory =
+      options.has("--weight-memory") ? options.costs.weight_memory : costs.weight_memory;
   return costs;
 }
 

@@ -22,6 +22,7 @@ struct PlanModel {
   std::optional<int> microbatch_size;
   std::vector<int> layers_per_stage;
   std::string precision = "bf16";
+  SlotPolicy slots;
   std::optional<double> memory_limit;  // GiB; default: the device's
   std::string device = "h100";
   std::string link = "nvlink";
@@ -69,6 +70,7 @@ struct Plan {
   std::vector<Budget> budgets;  // per rank; with model flags
   double message_bytes = 0;
   double hop_ms = 0;
+  double weight_memory = 1;  // as in Costs
 };
 
 // The schedule of a name, auto or csv:FILE for these numbers. Throws UsageError naming the flag.

@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/plan.h"
 #include "cli/plan_text.h"
+#include "cli/train_flags.h"
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/lower.h"
@@ -37,8 +38,8 @@ void add_schedule_flags(CLI::App& app, PlanOptions& options) {
                  "per rank, in micro-batches of one rank's share")
       ->delimiter(',');
   app.add_option("--weight-memory", options.costs.weight_memory,
-                 "what is held between I and W, in activations")
-      ->capture_default_str();
+                 "what is held between I and W, in activations; default 1, or what a model's slots "
+                 "hold");
   app.add_option("--objective", options.objective,
                  "auto and all: makespan (synchronous optimizer) or span")
       ->capture_default_str();
@@ -81,6 +82,7 @@ void add_model_flags(CLI::App& app, PlanModel& model) {
   app.add_option("--layers-per-stage", model.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
   app.add_option("--precision", model.precision, "fp32 or bf16")->capture_default_str();
+  add_slot_flags(app, model.slots);
   app.add_option("--memory-limit", model.memory_limit, "GiB per rank; default: the device's");
   app.add_option("--device", model.device, "h100, h200 or a100")->capture_default_str();
   app.add_option("--link", model.link, "nvlink, pcie4, pcie5 or ib400")->capture_default_str();
@@ -108,11 +110,9 @@ std::string in_format(const std::vector<Plan>& plans, const PlanOptions& options
   }
   std::string text;
   const bool terminal = options.output.empty() && wants_colour();
-  const schedule::RenderOptions render = {.width = 80,
-                                          .colour = terminal,
-                                          .weight_memory = options.costs.weight_memory,
-                                          .time_unit = ""};
   for (const Plan& plan : plans) {
+    const schedule::RenderOptions render = {
+        .width = 80, .colour = terminal, .weight_memory = plan.weight_memory, .time_unit = ""};
     if (options.format == "ascii") {
       text += (text.empty() ? "" : "\n") + render_ascii(plan.simulation, plan.schedule, render);
     } else if (options.format == "svg") {

@@ -83,7 +83,11 @@ BudgetRequest PlanModel::request() const {
   }
   const MicrobatchShape shape = {batch, sequence_length.value_or(config.sequence)};
   shape.check(config);
-  return {.model = config, .shape = shape, .precision = parse_precision(precision), .stages = {}};
+  return {.model = config,
+          .shape = shape,
+          .precision = parse_precision(precision),
+          .stages = {},
+          .slots = slots};
 }
 
 bool PlanOptions::has(const std::string& flag) const {
@@ -102,7 +106,7 @@ void PlanOptions::check_use_of_flags() const {
     exclude({"--forward", "--backward-input", "--backward-weight", "--overlapped", "--bytes"},
             "the model flags predict it; leave it out, or the model flags");
   } else {
-    exclude({"--device", "--link", "--precision"},
+    exclude({"--device", "--link", "--precision", "--recompute", "--defer"},
             std::string("it says nothing without a model: ") + model_text);
   }
   if (!model.complete()) {

@@ -15,6 +15,18 @@ void add_model_flags(CLI::App& app, TrainConfig& config) {
   app.add_option("--sequence-length", config.sequence_length, "tokens per sequence T");
 }
 
+void add_slot_flags(CLI::App& app, SlotPolicy& slots) {
+  app.add_option_function<std::string>(
+         "--recompute",
+         [&slots](const std::string& text) { slots.recompute = parse_recompute(text); },
+         "what the backward computes again instead of keeping it: none, attention or full")
+      ->default_str(to_string(slots.recompute));
+  app.add_option_function<std::string>(
+         "--defer", [&slots](const std::string& text) { slots.defer = parse_defer(text); },
+         "weight gradients that I leaves to W: all, or cheap, those that need no further memory")
+      ->default_str(to_string(slots.defer));
+}
+
 void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
   app.add_option("--schedule", config.schedule, "gpipe, 1f1b, interleaved, ..., or csv:FILE")
       ->capture_default_str();
@@ -32,6 +44,7 @@ void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precisi
   app.add_option("--layers-per-stage", config.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
   app.add_option("--precision", precision, "fp32 or bf16")->capture_default_str();
+  add_slot_flags(app, config.slots);
   app.add_option("--memory-limit", config.memory_limit, "GiB per rank; default: the device's");
 }
 

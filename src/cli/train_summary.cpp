@@ -15,7 +15,7 @@ std::string peaks_text(const TrainReport& report) {
                         readable_bytes(size_t(peak.measured_slots) * peak.slot_bytes),
                         readable_bytes(size_t(peak.cap_slots) * peak.slot_bytes),
                         peak.measured_slots, peak.cap_slots);
-    if (peak.gradient_cap_slots > 0) {
+    if (peak.gradient_cap_slots > 0 && peak.gradient_slot_bytes > 0) {
       text += fmt::format(
           ", pending weight gradients {} of {} ({} of {} slots)",
           readable_bytes(size_t(peak.measured_gradient_slots) * peak.gradient_slot_bytes),

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "emulator/cublas_descriptors.h"
+#include "emulator/device.h"
 #include "emulator/stream.h"
 
 namespace emulator {
@@ -242,6 +243,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (emulator::failure(handle->device) != cudaSuccess) {
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
+  emulator::find_device(handle->device)->matmuls.fetch_add(1, std::memory_order_relaxed);
   emulator::submit(stream, [shape, operands] { emulator::matmul(shape, operands); });
   return CUBLAS_STATUS_SUCCESS;
 }

@@ -102,7 +102,8 @@ Counters counters(int number) {
   Device& device = machine().devices.at(size_t(number));
   const std::lock_guard lock(device.mutex);
   return {device.bytes,       device.high_water,       device.allocations,
-          device.host_copies, device.synchronisations, device.waits};
+          device.host_copies, device.synchronisations, device.waits,
+          device.matmuls};
 }
 
 void reset_counters(int number) {
@@ -113,6 +114,7 @@ void reset_counters(int number) {
   device.host_copies = 0;
   device.synchronisations = 0;
   device.waits = 0;
+  device.matmuls = 0;
 }
 
 Turn take_turn(int number) {

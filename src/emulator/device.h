@@ -42,6 +42,7 @@ struct Device {
   std::atomic<int64_t> host_copies{0};
   std::atomic<int64_t> synchronisations{0};
   std::atomic<int64_t> waits{0};
+  std::atomic<int64_t> matmuls{0};
 
   std::atomic<cudaError_t> error{cudaSuccess};
   Progress turns_ended;

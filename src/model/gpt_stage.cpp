@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "kernels/embedding.h"
@@ -17,6 +18,21 @@
 namespace pipetrain {
 
 namespace {
+
+// What a layer's input pass needs and no slot keeps.
+std::vector<Tensor> computed_again(const SlotPolicy& policy) {
+  std::vector<Tensor> tensors;
+  if (policy.recompute != Recompute::none) {
+    tensors = {Tensor::normalized1, Tensor::qkv, Tensor::attended};
+  }
+  if (policy.recompute == Recompute::full) {
+    tensors.insert(tensors.end(), {Tensor::middle, Tensor::normalized2, Tensor::fc});
+  }
+  if (policy.defer == Defer::cheap) {
+    tensors.push_back(Tensor::activated);
+  }
+  return tensors;
+}
 
 template <typename T>
 class GptStage final : public Stage {
@@ -45,13 +61,18 @@ class GptStage final : public Stage {
   T* activation(std::byte* slot, int row, int index) const {
     return reinterpret_cast<T*>(slot + activation_layout_.offset(row, index));
   }
+  T* gradient(std::byte* gradient_slot, int row, int index) const {
+    return reinterpret_cast<T*>(gradient_slot + gradient_layout_.offset(row, index));
+  }
   // Of the chunk's last layer or of one before it. gradient_slot == nullptr: in the workspace.
   T* output_gradient(int layer, std::byte* slot, std::byte* gradient_slot) const;
-  LayerTensors<T> values(int layer, std::byte* slot) const;
+  // gradient_slot: nullptr but between I and W of a split backward.
+  LayerTensors<T> values(int layer, std::byte* slot, std::byte* gradient_slot) const;
   LayerTensors<T> values_and_gradients(int layer, std::byte* slot, std::byte* gradient_slot,
                                        T* input_gradient) const;
   // Where the gradient of the chunk's input goes: a message, or the workspace if it embeds.
   T* input_gradient_or_scratch(std::byte* input_gradient) const;
+  // What is not kept is computed again first.
   void input_pass(LayerTensors<T>& tensors, const Block& block, const Stream& stream) const;
   void weight_pass(LayerTensors<T>& tensors, const Block& block, typename Op<T>::WeightPass pass,
                    const Stream& stream) const;
@@ -72,6 +93,8 @@ class GptStage final : public Stage {
   OpContext<T> context_;
   T* residual_;  // workspace: input of the head
   std::vector<Block> blocks_;
+  Defer defer_;
+  std::vector<Tensor> computed_again_;
   Weight<T> tokens_;  // wte and wpe, if the chunk embeds
   Weight<T> positions_;
   std::optional<Head<T>> head_;
@@ -85,17 +108,20 @@ GptStage<T>::GptStage(const GptConfig& config, const MicrobatchShape& shape, Pre
       sequence_(shape.sequence),
       data_(data),
       message_bytes_(message_bytes(config, shape, precision)),
-      activation_layout_(activation_layout(config, shape, precision, layers)),
-      gradient_layout_(gradient_layout(config, shape, precision, layers)),
+      activation_layout_(activation_layout(config, shape, precision, layers, workspace.policy())),
+      gradient_layout_(gradient_layout(config, shape, precision, layers, workspace.policy())),
       context_{workspace.matmul(),
                workspace.block_scratch<T>(),
                shape.rows(),
                config.hidden,
                {shape.batch, shape.sequence, config.heads, config.head_size()},
                config.layernorm_epsilon},
-      residual_(reinterpret_cast<T*>(workspace.residual())) {
+      residual_(reinterpret_cast<T*>(workspace.residual())),
+      defer_(workspace.policy().defer),
+      computed_again_(computed_again(workspace.policy())) {
   for (int layer = 0; layer < layers.layers; ++layer) {
-    blocks_.push_back(gpt_block<T>(store, layers.first_layer + layer, context_));
+    blocks_.push_back(
+        gpt_block<T>(store, layers.first_layer + layer, context_, workspace.policy().defer));
   }
   if (layers.embedding) {
     tokens_ = weight<T>(store, "wte.weight");
@@ -113,26 +139,38 @@ T* GptStage<T>::output_gradient(int layer, std::byte* slot, std::byte* gradient_
   if (layers_.head && layer + 1 >= layers_.layers) {
     return activation(slot, activation_row::hidden_gradient, 0);
   }
-  if (gradient_slot == nullptr) {
-    return context_.scratch.output_gradient[layer % 2];
-  }
-  return reinterpret_cast<T*>(gradient_slot +
-                              gradient_layout_.offset(gradient_row::block_output, layer));
+  return gradient_slot != nullptr && gradient_layout_.holds(gradient_row::block_output)
+             ? gradient(gradient_slot, gradient_row::block_output, layer)
+             : context_.scratch.output_gradient[layer % 2];
 }
 
 template <typename T>
-LayerTensors<T> GptStage<T>::values(int layer, std::byte* slot) const {
+LayerTensors<T> GptStage<T>::values(int layer, std::byte* slot, std::byte* gradient_slot) const {
+  const BlockScratch<T>& scratch = context_.scratch;
+  const auto kept_or_again = [&](int row, int again_row, T* in_workspace) {
+    if (activation_layout_.holds(row)) {
+      return activation(slot, row, layer);
+    }
+    return gradient_slot != nullptr && gradient_layout_.holds(again_row)
+               ? gradient(gradient_slot, again_row, layer)
+               : in_workspace;
+  };
   LayerTensors<T> tensors;
   tensors.value(Tensor::block_input) = activation(slot, activation_row::block_input, layer);
-  tensors.value(Tensor::normalized1) = context_.scratch.normalized[0];
-  tensors.value(Tensor::qkv) = activation(slot, activation_row::qkv, layer);
-  tensors.value(Tensor::attended) = activation(slot, activation_row::attended, layer);
-  tensors.value(Tensor::middle) = activation(slot, activation_row::middle, layer);
-  tensors.value(Tensor::normalized2) = context_.scratch.normalized[1];
-  tensors.value(Tensor::fc) = activation(slot, activation_row::fc, layer);
-  tensors.value(Tensor::activated) = context_.scratch.activated;
-  tensors.log_sum_exp =
-      reinterpret_cast<A*>(slot + activation_layout_.offset(activation_row::log_sum_exp, layer));
+  tensors.value(Tensor::normalized1) = scratch.normalized[0];
+  tensors.value(Tensor::qkv) =
+      kept_or_again(activation_row::qkv, gradient_row::qkv_again, scratch.qkv);
+  tensors.value(Tensor::attended) =
+      kept_or_again(activation_row::attended, gradient_row::attended_again, scratch.attended);
+  tensors.value(Tensor::middle) =
+      kept_or_again(activation_row::middle, gradient_row::middle_again, scratch.middle);
+  tensors.value(Tensor::normalized2) = scratch.normalized[1];
+  tensors.value(Tensor::fc) = kept_or_again(activation_row::fc, gradient_row::fc_again, scratch.fc);
+  tensors.value(Tensor::activated) = scratch.activated;
+  tensors.log_sum_exp = activation_layout_.holds(activation_row::log_sum_exp)
+                            ? reinterpret_cast<A*>(slot + activation_layout_.offset(
+                                                              activation_row::log_sum_exp, layer))
+                            : scratch.log_sum_exp;
   return tensors;
 }
 
@@ -141,15 +179,20 @@ LayerTensors<T> GptStage<T>::values_and_gradients(int layer, std::byte* slot,
                                                   std::byte* gradient_slot,
                                                   T* input_gradient) const {
   const BlockScratch<T>& scratch = context_.scratch;
-  LayerTensors<T> tensors = values(layer, slot);
+  LayerTensors<T> tensors = values(layer, slot, gradient_slot);
   const auto kept = [&](int row, T* in_workspace) {
-    return gradient_slot == nullptr
-               ? in_workspace
-               : reinterpret_cast<T*>(gradient_slot + gradient_layout_.offset(row, layer));
+    return gradient_slot != nullptr && gradient_layout_.holds(row)
+               ? gradient(gradient_slot, row, layer)
+               : in_workspace;
   };
   tensors.gradient(Tensor::block_output) = output_gradient(layer, slot, gradient_slot);
-  tensors.gradient(Tensor::activated) = kept(gradient_row::fc, scratch.fc_gradient);
-  tensors.gradient(Tensor::fc) = tensors.gradient(Tensor::activated);
+  if (defer_ == Defer::cheap) {  // in the place of the values
+    tensors.gradient(Tensor::activated) = tensors.value(Tensor::activated);
+    tensors.gradient(Tensor::fc) = tensors.value(Tensor::fc);
+  } else {
+    tensors.gradient(Tensor::activated) = kept(gradient_row::fc, scratch.fc_gradient);
+    tensors.gradient(Tensor::fc) = tensors.gradient(Tensor::activated);
+  }
   tensors.gradient(Tensor::normalized2) = scratch.hidden_gradient;
   tensors.gradient(Tensor::middle) = kept(gradient_row::middle, scratch.middle_gradient);
   tensors.gradient(Tensor::attended) = scratch.hidden_gradient;
@@ -190,7 +233,7 @@ void GptStage<T>::forward(int microbatch, std::byte* slot, std::byte* output, bo
   }
   T* chunk_output = layers_.head ? residual_ : reinterpret_cast<T*>(output);
   for (int layer = 0; layer < layers_.layers; ++layer) {
-    LayerTensors<T> tensors = values(layer, slot);
+    LayerTensors<T> tensors = values(layer, slot, nullptr);
     tensors.value(Tensor::block_output) =
         layer + 1 < layers_.layers ? activation(slot, activation_row::block_input, layer + 1)
                                    : chunk_output;
@@ -220,6 +263,12 @@ void GptStage<T>::load_output_gradient(std::byte* slot, std::byte* gradient_slot
 template <typename T>
 void GptStage<T>::input_pass(LayerTensors<T>& tensors, const Block& block,
                              const Stream& stream) const {
+  for (const auto& op : block) {
+    if (std::find(computed_again_.begin(), computed_again_.end(), op->output()) !=
+        computed_again_.end()) {
+      op->forward(tensors, stream.get());
+    }
+  }
   for (auto op = block.rbegin(); op != block.rend(); ++op) {
     (*op)->backward_input(tensors, stream.get());
   }

@@ -28,40 +28,54 @@ size_t SlotLayout::offset(int row, int index) const {
 }
 
 std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                         Precision precision, const StageLayers& layers) {
+                                         Precision precision, const StageLayers& layers,
+                                         const SlotPolicy& policy) {
+  const int attention = policy.recompute == Recompute::none ? layers.layers : 0;
+  const int others = policy.recompute == Recompute::full ? 0 : layers.layers;
   const size_t hidden = message_bytes(config, shape, precision);
   const size_t statistics = static_cast<size_t>(shape.rows()) * static_cast<size_t>(config.heads) *
                             accumulator_bytes(precision);
   return {
       {"block input", hidden, std::max(layers.layers, 1)},
-      {"qkv", 3 * hidden, layers.layers},
-      {"attention output", hidden, layers.layers},
-      {"middle residual", hidden, layers.layers},
-      {"fc", 4 * hidden, layers.layers},
-      {"log-sum-exp", statistics, layers.layers},
+      {"qkv", 3 * hidden, attention},
+      {"attention output", hidden, attention},
+      {"middle residual", hidden, others},
+      {"fc", 4 * hidden, others},
+      {"log-sum-exp", statistics, attention},
       {"hidden gradient", hidden, layers.head ? 1 : 0},
   };
 }
 
 std::vector<LayoutRow> gradient_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                       Precision precision, const StageLayers& layers) {
+                                       Precision precision, const StageLayers& layers,
+                                       const SlotPolicy& policy) {
   const size_t hidden = message_bytes(config, shape, precision);
+  const bool all = policy.defer == Defer::all;
   const int outputs = layers.head ? std::max(layers.layers - 1, 0) : std::max(layers.layers, 1);
+  const int gradients = all ? layers.layers : 0;
+  const int attention = policy.recompute == Recompute::none ? 0 : layers.layers;
+  const int others = policy.recompute == Recompute::full ? layers.layers : 0;
   return {
-      {"gradient of the block output", hidden, outputs},
-      {"gradient of the middle residual", hidden, layers.layers},
-      {"gradient of fc", 4 * hidden, layers.layers},
+      {"gradient of the block output", hidden, all ? outputs : 0},
+      {"gradient of the middle residual", hidden, gradients},
+      {"gradient of fc", 4 * hidden, gradients},
+      {"qkv, computed again", 3 * hidden, attention},
+      {"attention output, computed again", hidden, all ? attention : 0},
+      {"middle residual, computed again", hidden, others},
+      {"fc, computed again", 4 * hidden, others},
   };
 }
 
 size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
-                             Precision precision, const StageLayers& layers) {
-  return SlotLayout(activation_layout(config, shape, precision, layers)).bytes();
+                             Precision precision, const StageLayers& layers,
+                             const SlotPolicy& policy) {
+  return SlotLayout(activation_layout(config, shape, precision, layers, policy)).bytes();
 }
 
 size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
-                           Precision precision, const StageLayers& layers) {
-  return SlotLayout(gradient_layout(config, shape, precision, layers)).bytes();
+                           Precision precision, const StageLayers& layers,
+                           const SlotPolicy& policy) {
+  return SlotLayout(gradient_layout(config, shape, precision, layers, policy)).bytes();
 }
 
 void MicrobatchShape::check(const GptConfig& config) const {

@@ -12,7 +12,7 @@ namespace activation_row {
 enum { block_input, qkv, attended, middle, fc, log_sum_exp, hidden_gradient };
 }
 namespace gradient_row {
-enum { block_output, middle, fc };
+enum { block_output, middle, fc, qkv_again, attended_again, middle_again, fc_again };
 }
 
 // Where the tensors of a slot lie: row by row, the tensors of a row one after another.
@@ -21,6 +21,7 @@ class SlotLayout {
   explicit SlotLayout(const std::vector<LayoutRow>& rows);
 
   size_t bytes() const { return bytes_; }
+  bool holds(int row) const { return rows_.at(static_cast<size_t>(row)).count > 0; }
   // Byte offset of tensor `index` of a row; throws InternalError if the slot does not hold it.
   size_t offset(int row, int index) const;
 

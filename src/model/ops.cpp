@@ -29,6 +29,8 @@ class LayerNorm final : public Op<T> {
         weight_(weight),
         bias_(bias) {}
 
+  Tensor output() const override { return output_; }
+
   void forward(LayerTensors<T>& tensors, cudaStream_t stream) const override {
     kernels::layernorm_forward(tensors.value(output_), context_.scratch.mean, context_.scratch.rstd,
                                tensors.value(input_), weight_.value, bias_.value, context_.rows,
@@ -63,6 +65,9 @@ class LayerNorm final : public Op<T> {
   Weight<A> bias_;
 };
 
+// Which pass computes the gradients of weight and bias.
+enum class WeightGradient { in_input_pass, in_weight_pass };
+
 // output (R, outputs) = input (R, inputs) * weight (inputs, outputs) + bias (+ residual).
 template <typename T>
 class Linear final : public Op<T> {
@@ -70,11 +75,12 @@ class Linear final : public Op<T> {
 
  public:
   Linear(const OpContext<T>& context, Tensor input, Tensor output, int inputs, int outputs,
-         const Weight<T>& weight, const Weight<T>& bias)
+         WeightGradient weight_gradient, const Weight<T>& weight, const Weight<T>& bias)
       : context_(context),
         input_(input),
         output_(output),
         outputs_(outputs),
+        weight_gradient_(weight_gradient),
         weight_(weight),
         bias_(bias) {
     forward_shape_.m = context.rows;
@@ -94,11 +100,14 @@ class Linear final : public Op<T> {
   }
 
   Linear(const OpContext<T>& context, Tensor input, Tensor output, Tensor residual, int inputs,
-         int outputs, const Weight<T>& weight, const Weight<T>& bias)
-      : Linear(context, input, output, inputs, outputs, weight, bias) {
+         int outputs, WeightGradient weight_gradient, const Weight<T>& weight,
+         const Weight<T>& bias)
+      : Linear(context, input, output, inputs, outputs, weight_gradient, weight, bias) {
     residual_ = residual;
     has_residual_ = true;
   }
+
+  Tensor output() const override { return output_; }
 
   void forward(LayerTensors<T>& tensors, cudaStream_t stream) const override {
     T* output = tensors.value(output_);
@@ -113,26 +122,37 @@ class Linear final : public Op<T> {
                         A{1}, has_residual_ ? A{1} : A{0}, stream);
   }
 
+  // The gradient of the input may take the input's place.
   void backward_input(LayerTensors<T>& tensors, cudaStream_t stream) const override {
+    if (weight_gradient_ == WeightGradient::in_input_pass) {
+      add_weight_gradient(tensors, stream);
+    }
     context_.matmul.run(input_shape_, tensors.gradient(input_), tensors.gradient(output_),
                         weight_.value, nullptr, A{1}, A{0}, stream);
   }
 
   void backward_weight(LayerTensors<T>& tensors, typename Op<T>::WeightPass,
                        cudaStream_t stream) const override {
+    if (weight_gradient_ == WeightGradient::in_weight_pass) {
+      add_weight_gradient(tensors, stream);
+    }
+  }
+
+ private:
+  void add_weight_gradient(LayerTensors<T>& tensors, cudaStream_t stream) const {
     context_.matmul.run(weight_shape_, weight_.gradient, tensors.value(input_),
                         tensors.gradient(output_), nullptr, A{1}, A{1}, stream);
     kernels::bias_backward(bias_.gradient, tensors.gradient(output_), context_.rows, outputs_,
                            context_.scratch.bias_sums, stream);
   }
 
- private:
   const OpContext<T>& context_;
   Tensor input_;
   Tensor output_;
   Tensor residual_{};
   bool has_residual_ = false;
   int outputs_;
+  WeightGradient weight_gradient_;
   Weight<T> weight_;
   Weight<T> bias_;
   kernels::MatmulShape forward_shape_;
@@ -145,6 +165,8 @@ template <typename T>
 class Attention final : public Op<T> {
  public:
   explicit Attention(const OpContext<T>& context) : context_(context) {}
+
+  Tensor output() const override { return Tensor::attended; }
 
   void forward(LayerTensors<T>& tensors, cudaStream_t stream) const override {
     kernels::attention_forward(tensors.value(Tensor::attended), tensors.log_sum_exp,
@@ -167,7 +189,11 @@ class Attention final : public Op<T> {
 template <typename T>
 class Gelu final : public Op<T> {
  public:
-  explicit Gelu(const OpContext<T>& context) : context_(context) {}
+  // The pass that needs the output once more, for the weights after it.
+  Gelu(const OpContext<T>& context, WeightGradient weight_gradient)
+      : context_(context), weight_gradient_(weight_gradient) {}
+
+  Tensor output() const override { return Tensor::activated; }
 
   void forward(LayerTensors<T>& tensors, cudaStream_t stream) const override {
     kernels::gelu_forward(tensors.value(Tensor::activated), tensors.value(Tensor::fc), elements(),
@@ -181,7 +207,9 @@ class Gelu final : public Op<T> {
 
   void backward_weight(LayerTensors<T>& tensors, typename Op<T>::WeightPass,
                        cudaStream_t stream) const override {
-    forward(tensors, stream);
+    if (weight_gradient_ == WeightGradient::in_weight_pass) {
+      forward(tensors, stream);
+    }
   }
 
  private:
@@ -189,6 +217,7 @@ class Gelu final : public Op<T> {
     return static_cast<size_t>(context_.rows) * 4 * static_cast<size_t>(context_.channels);
   }
   const OpContext<T>& context_;
+  WeightGradient weight_gradient_;
 };
 
 }  // namespace
@@ -214,8 +243,11 @@ Weight<W> weight(const ParameterStore& store, const std::string& name) {
 
 template <typename T>
 std::vector<std::unique_ptr<Op<T>>> gpt_block(const ParameterStore& store, int layer,
-                                              const OpContext<T>& context) {
+                                              const OpContext<T>& context, Defer defer) {
   const int c = context.channels;
+  constexpr WeightGradient deferred = WeightGradient::in_weight_pass;
+  const WeightGradient of_projections =
+      defer == Defer::all ? deferred : WeightGradient::in_input_pass;
   const auto of = [&](const char* suffix) {
     return weight<T>(store, fmt::format("h.{}.{}", layer, suffix));
   };
@@ -227,33 +259,35 @@ std::vector<std::unique_ptr<Op<T>>> gpt_block(const ParameterStore& store, int l
                                                Tensor::middle, norm("ln_1.weight"),
                                                norm("ln_1.bias")));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::normalized1, Tensor::qkv, c, 3 * c,
-                                            of("attn.c_attn.weight"), of("attn.c_attn.bias")));
+                                            deferred, of("attn.c_attn.weight"),
+                                            of("attn.c_attn.bias")));
   ops.push_back(std::make_unique<Attention<T>>(context));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::attended, Tensor::middle,
-                                            Tensor::block_input, c, c, of("attn.c_proj.weight"),
-                                            of("attn.c_proj.bias")));
+                                            Tensor::block_input, c, c, of_projections,
+                                            of("attn.c_proj.weight"), of("attn.c_proj.bias")));
   ops.push_back(std::make_unique<LayerNorm<T>>(context, Tensor::middle, Tensor::normalized2,
                                                Tensor::block_output, norm("ln_2.weight"),
                                                norm("ln_2.bias")));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::normalized2, Tensor::fc, c, 4 * c,
-                                            of("mlp.c_fc.weight"), of("mlp.c_fc.bias")));
-  ops.push_back(std::make_unique<Gelu<T>>(context));
+                                            deferred, of("mlp.c_fc.weight"), of("mlp.c_fc.bias")));
+  ops.push_back(std::make_unique<Gelu<T>>(context, of_projections));
   ops.push_back(std::make_unique<Linear<T>>(context, Tensor::activated, Tensor::block_output,
-                                            Tensor::middle, 4 * c, c, of("mlp.c_proj.weight"),
-                                            of("mlp.c_proj.bias")));
+                                            Tensor::middle, 4 * c, c, of_projections,
+                                            of("mlp.c_proj.weight"), of("mlp.c_proj.bias")));
   return ops;
 }
 
 template Weight<float> weight(const ParameterStore&, const std::string&);
 template Weight<kernels::bf16> weight(const ParameterStore&, const std::string&);
 template std::vector<std::unique_ptr<Op<float>>> gpt_block(const ParameterStore&, int,
-                                                           const OpContext<float>&);
+                                                           const OpContext<float>&, Defer);
 template std::vector<std::unique_ptr<Op<kernels::bf16>>> gpt_block(const ParameterStore&, int,
-                                                                   const OpContext<kernels::bf16>&);
+                                                                   const OpContext<kernels::bf16>&,
+                                                                   Defer);
 #ifdef PIPETRAIN_HOST
 template Weight<double> weight(const ParameterStore&, const std::string&);
 template std::vector<std::unique_ptr<Op<double>>> gpt_block(const ParameterStore&, int,
-                                                            const OpContext<double>&);
+                                                            const OpContext<double>&, Defer);
 #endif
 
 }  // namespace pipetrain

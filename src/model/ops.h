@@ -11,6 +11,7 @@
 #include "kernels/types.h"
 #include "model/workspace.h"
 #include "pipetrain/model/parameters.h"
+#include "pipetrain/model/slot_policy.h"
 
 namespace pipetrain {
 
@@ -72,11 +73,13 @@ class Op {
   enum class WeightPass { after_input_pass, alone };
 
   virtual ~Op() = default;
+  virtual Tensor output() const = 0;
   virtual void forward(LayerTensors<T>& tensors, cudaStream_t stream) const = 0;
-  // Input pass, in reverse order of the list: gradients of the inputs, and of layer-norm weights.
+  // Input pass, in reverse order of the list: gradients of the inputs, of layer-norm weights, and
+  // of the weights that are not deferred.
   virtual void backward_input(LayerTensors<T>& tensors, cudaStream_t stream) const = 0;
-  // Weight pass, in order of the list: gradients of matmul weights and biases. An op whose output
-  // is not kept computes it again here, for the ops after it.
+  // Weight pass, in order of the list: gradients of deferred matmul weights and biases. A layer
+  // norm or GELU computes its output again here, for the ops after it.
   virtual void backward_weight(LayerTensors<T>& tensors, WeightPass pass,
                                cudaStream_t stream) const = 0;
 };
@@ -84,6 +87,6 @@ class Op {
 // The ops of one GPT-2 block, weights bound. `context` must outlive them.
 template <typename T>
 std::vector<std::unique_ptr<Op<T>>> gpt_block(const ParameterStore& store, int layer,
-                                              const OpContext<T>& context);
+                                              const OpContext<T>& context, Defer defer);
 
 }  // namespace pipetrain

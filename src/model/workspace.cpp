@@ -23,7 +23,12 @@ enum {
   layernorm_sums,
   output_gradient,
   middle_gradient,
-  fc_gradient
+  fc_gradient,
+  qkv,
+  attended,
+  log_sum_exp,
+  middle,
+  fc
 };
 }
 namespace head_row {
@@ -31,7 +36,11 @@ enum { normalized, normalized_gradient, logits, mean, rstd, layernorm_sums, loss
 }
 
 template <typename T>
-std::vector<LayoutRow> block_rows(const GptConfig& config, const MicrobatchShape& shape) {
+std::vector<LayoutRow> block_rows(const GptConfig& config, const MicrobatchShape& shape,
+                                  const SlotPolicy& policy) {
+  const int attention_again = policy.recompute == Recompute::none ? 0 : 1;
+  const int others_again = policy.recompute == Recompute::full ? 1 : 0;
+  const size_t heads = static_cast<size_t>(config.heads);
   const size_t hidden =
       static_cast<size_t>(shape.rows()) * static_cast<size_t>(config.hidden) * sizeof(T);
   const size_t statistic = static_cast<size_t>(shape.rows()) * sizeof(kernels::acc_t<T>);
@@ -52,7 +61,12 @@ std::vector<LayoutRow> block_rows(const GptConfig& config, const MicrobatchShape
       {"layer-norm sums", kernels::layernorm_workspace_bytes<T>(shape.rows(), config.hidden), 1},
       {"gradient of the block output", hidden, 2},
       {"gradient of the middle residual", hidden, 1},
-      {"gradient of fc", 4 * hidden, 1},
+      {"gradient of fc", 4 * hidden, policy.defer == Defer::all ? 1 : 0},
+      {"qkv", 3 * hidden, attention_again},
+      {"attention output", hidden, attention_again},
+      {"log-sum-exp", heads * statistic, attention_again},
+      {"middle residual", hidden, others_again},
+      {"fc", 4 * hidden, others_again},
   };
 }
 
@@ -74,8 +88,9 @@ std::vector<LayoutRow> head_rows(const GptConfig& config, const MicrobatchShape&
 }
 
 std::vector<LayoutRow> block_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                    Precision precision) {
-  return with_element_type(precision, [&]<typename T>() { return block_rows<T>(config, shape); });
+                                    Precision precision, const SlotPolicy& policy) {
+  return with_element_type(precision,
+                           [&]<typename T>() { return block_rows<T>(config, shape, policy); });
 }
 
 std::vector<LayoutRow> head_layout(const GptConfig& config, const MicrobatchShape& shape,
@@ -96,9 +111,9 @@ int head_chunk_rows(const MicrobatchShape& shape) {
 }
 
 size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-                       const std::vector<StageLayers>& stages) {
+                       const std::vector<StageLayers>& stages, const SlotPolicy& policy) {
   const bool head = any_head(stages);
-  const SlotLayout block(block_layout(config, shape, precision));
+  const SlotLayout block(block_layout(config, shape, precision, policy));
   const SlotLayout chunk(head_layout(config, shape, precision, head));
   return aligned(kernels::matmul_workspace_bytes()) +
          (head ? aligned(message_bytes(config, shape, precision)) : 0) +
@@ -107,11 +122,12 @@ size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Pr
 
 GptWorkspace::GptWorkspace(const GptConfig& config, const MicrobatchShape& shape,
                            Precision precision, const std::vector<StageLayers>& stages,
-                           Region& region)
-    : matmul_(region.take_bytes(kernels::matmul_workspace_bytes())),
+                           const SlotPolicy& policy, Region& region)
+    : policy_(policy),
+      matmul_(region.take_bytes(kernels::matmul_workspace_bytes())),
       residual_(any_head(stages) ? region.take_bytes(message_bytes(config, shape, precision))
                                  : nullptr),
-      block_(block_layout(config, shape, precision)),
+      block_(block_layout(config, shape, precision, policy)),
       head_(head_layout(config, shape, precision, any_head(stages))),
       scratch_(region.take_bytes(std::max(block_.bytes(), head_.bytes()))) {}
 
@@ -133,7 +149,18 @@ BlockScratch<T> GptWorkspace::block_scratch() const {
   at(result.bias_sums, block_row::bias_sums);
   at(result.layernorm_sums, block_row::layernorm_sums);
   at(result.middle_gradient, block_row::middle_gradient);
-  at(result.fc_gradient, block_row::fc_gradient);
+  if (block_.holds(block_row::fc_gradient)) {
+    at(result.fc_gradient, block_row::fc_gradient);
+  }
+  if (block_.holds(block_row::qkv)) {
+    at(result.qkv, block_row::qkv);
+    at(result.attended, block_row::attended);
+    at(result.log_sum_exp, block_row::log_sum_exp);
+  }
+  if (block_.holds(block_row::fc)) {
+    at(result.middle, block_row::middle);
+    at(result.fc, block_row::fc);
+  }
   return result;
 }
 
@@ -164,9 +191,9 @@ template HeadScratch<double> GptWorkspace::head_scratch() const;
 
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-    const std::vector<StageLayers>& stages, Region& region) {
+    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region) {
   shape.check(config);
-  return {new GptWorkspace(config, shape, precision, stages, region),
+  return {new GptWorkspace(config, shape, precision, stages, policy, region),
           [](GptWorkspace* workspace) { delete workspace; }};
 }
 

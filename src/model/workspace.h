@@ -26,7 +26,13 @@ struct BlockScratch {
   // a layer writes its input's gradient while that of its output is still needed.
   T* output_gradient[2] = {};    // (R, C)
   T* middle_gradient = nullptr;  // (R, C)
-  T* fc_gradient = nullptr;      // (R, 4C)
+  T* fc_gradient = nullptr;      // (R, 4C), unless Defer::cheap
+  // One layer's values that are not kept (SlotPolicy::recompute); nullptr where they are.
+  T* qkv = nullptr;          // (R, 3C)
+  T* attended = nullptr;     // (R, C)
+  A* log_sum_exp = nullptr;  // (B, heads, T)
+  T* middle = nullptr;       // (R, C)
+  T* fc = nullptr;           // (R, 4C)
 };
 
 // Memory of the head. K = head_chunk_rows() rows at a time.
@@ -48,19 +54,21 @@ int head_chunk_rows(const MicrobatchShape& shape);
 class GptWorkspace {
  public:
   GptWorkspace(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-               const std::vector<StageLayers>& stages, Region& region);
+               const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region);
 
+  const SlotPolicy& policy() const { return policy_; }
   kernels::Matmul& matmul() { return matmul_; }
   // (R, C): what the last block writes and the head reads.
   std::byte* residual() const { return residual_; }
   // Both use the same memory: nothing in it outlives the call that put it there, but the output
-  // gradient that load_output_gradient leaves for backward.
+  // gradient that load_output_gradient leaves for the backward or input gradient.
   template <typename T>
   BlockScratch<T> block_scratch() const;
   template <typename T>
   HeadScratch<T> head_scratch() const;
 
  private:
+  SlotPolicy policy_;
   kernels::Matmul matmul_;
   std::byte* residual_ = nullptr;
   SlotLayout block_;

@@ -36,7 +36,8 @@ size_t largest_slot(const BudgetRequest& request, const schedule::Placement& pla
                     SlotBytes slot_bytes) {
   size_t largest = 0;
   for (const StageLayers& stage : held_stages(request, placement, rank)) {
-    largest = std::max(largest, slot_bytes(request.model, request.shape, request.precision, stage));
+    largest = std::max(
+        largest, slot_bytes(request.model, request.shape, request.precision, stage, request.slots));
   }
   return largest;
 }
@@ -69,6 +70,16 @@ size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placeme
                            int rank) {
   return largest_slot(request, placement, rank,
                       [](const auto&... arguments) { return gradient_slot_bytes(arguments...); });
+}
+
+double weight_memory(const BudgetRequest& request, const schedule::Placement& placement) {
+  double most = 0;
+  for (int rank = 0; rank < placement.ranks(); ++rank) {
+    const auto activations = double(activation_slot_bytes(request, placement, rank));
+    const auto gradients = double(gradient_slot_bytes(request, placement, rank));
+    most = std::max(most, (activations + gradients) / activations);
+  }
+  return most;
 }
 
 Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
@@ -108,7 +119,8 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
   budget.gradient_slots = Pool::bytes(schedule.gradient_slots.at(size_t(rank)),
                                       gradient_slot_bytes(request, placement, rank));
   budget.channel_slots = Exchange::bytes(schedule, rank, message);
-  budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held);
+  budget.workspace =
+      workspace_bytes(request.model, request.shape, request.precision, held, request.slots);
   budget.step_data = Optimizer::bytes(shape) + StepBuffers::bytes(request, placement, rank);
   budget.nccl = nccl_estimate(schedule, rank, shape.copies());
   return budget;

@@ -64,7 +64,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
 
   Region workspace(workspace_memory_);
   workspace_ = make_gpt_workspace(job.request.model, job.request.shape, job.request.precision, held,
-                                  workspace);
+                                  job.request.slots, workspace);
   std::map<int, Stage*> stages;
   std::map<int, int> numbers;  // global stage -> its place among the stages of this rank
   for (int stage = 0; stage < placement.stages(); ++stage) {

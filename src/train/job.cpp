@@ -111,7 +111,8 @@ Job make_job(const TrainConfig& config, int ranks, int rank) {
       .stages =
           partition(model.config.layers, schedule.placement.stages(), config.layers_per_stage),
       .replicas = grid.replicas,
-      .split_state = config.zero == 1};
+      .split_state = config.zero == 1,
+      .slots = config.slots};
   const Budget budget = rank_budget(request, lowered, grid.pipeline_rank());
   return {config,
           std::move(model),
@@ -155,7 +156,7 @@ void require_fit(const Job& job, size_t free_bytes) {
   if (job.budget.total() > free_bytes) {
     throw DoesNotFit(fmt::format(
         "the device has {} free, too little: {}. Fewer activations (--microbatch-size, --schedule "
-        "1f1b) or more ranks need less",
+        "1f1b, --recompute full) or more ranks need less",
         readable_bytes(free_bytes), to_string(job.budget)));
   }
 }

@@ -84,8 +84,8 @@ void GuardedBuffer::expect_intact(const std::string& what) const {
 }
 
 Rig::Rig(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-         const std::vector<StageLayers>& chunks, Stores stores)
-    : config_(config), shape_(shape), precision_(precision), chunks_(chunks) {
+         const std::vector<StageLayers>& chunks, Stores stores, const SlotPolicy& policy)
+    : config_(config), shape_(shape), precision_(precision), chunks_(chunks), policy_(policy) {
   std::vector<std::vector<StageLayers>> ranks;
   if (stores == Stores::one) {
     ranks.push_back(chunks);
@@ -109,9 +109,10 @@ Rig::Rig(const GptConfig& config, const MicrobatchShape& shape, Precision precis
     }
   }
   workspace_memory_ =
-      std::make_unique<GuardedBuffer>(workspace_bytes(config, shape, precision, chunks));
-  Region region(workspace_memory_->data(), workspace_bytes(config, shape, precision, chunks));
-  workspace_ = make_gpt_workspace(config, shape, precision, chunks, region);
+      std::make_unique<GuardedBuffer>(workspace_bytes(config, shape, precision, chunks, policy));
+  Region region(workspace_memory_->data(),
+                workspace_bytes(config, shape, precision, chunks, policy));
+  workspace_ = make_gpt_workspace(config, shape, precision, chunks, policy, region);
   EXPECT_EQ(region.left(), 0U) << "workspace_bytes() and the workspace disagree";
   for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
     stages_.push_back(make_gpt_stage(config, shape, precision, chunks[chunk], store_of(chunk),
@@ -163,9 +164,9 @@ void Rig::load(const std::vector<int>& inputs, const std::vector<int>& targets) 
   for (size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     while (slots_[chunk].size() < static_cast<size_t>(microbatches_)) {
       slots_[chunk].emplace_back(
-          activation_slot_bytes(config_, shape_, precision_, chunks_[chunk]));
+          activation_slot_bytes(config_, shape_, precision_, chunks_[chunk], policy_));
       gradient_slots_[chunk].emplace_back(
-          gradient_slot_bytes(config_, shape_, precision_, chunks_[chunk]));
+          gradient_slot_bytes(config_, shape_, precision_, chunks_[chunk], policy_));
     }
   }
 }
@@ -323,6 +324,16 @@ double Rig::padding() const {
     }
   }
   return largest;
+}
+
+std::vector<SlotPolicy> all_policies() {
+  std::vector<SlotPolicy> policies;
+  for (const Recompute recompute : {Recompute::none, Recompute::attention, Recompute::full}) {
+    for (const Defer defer : {Defer::all, Defer::cheap}) {
+      policies.push_back({recompute, defer});
+    }
+  }
+  return policies;
 }
 
 Values lively_weights(const GptConfig& config, uint64_t seed) {

@@ -36,7 +36,8 @@ enum class Stores { one, per_chunk };
 class Rig {
  public:
   Rig(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-      const std::vector<StageLayers>& chunks, Stores stores = Stores::one);
+      const std::vector<StageLayers>& chunks, Stores stores = Stores::one,
+      const SlotPolicy& policy = {});
 
   // Masters and weights in use; padding becomes 0.
   void set_weights(const Values& values);
@@ -71,6 +72,7 @@ class Rig {
   MicrobatchShape shape_;
   Precision precision_;
   std::vector<StageLayers> chunks_;
+  SlotPolicy policy_;
   Stream stream_;
   std::vector<std::unique_ptr<Buffer>> store_memory_;
   std::vector<std::unique_ptr<ParameterStore>> stores_;
@@ -87,6 +89,9 @@ class Rig {
   StepData data_;
   int microbatches_ = 0;
 };
+
+// Every choice of what slots hold, the default first.
+std::vector<SlotPolicy> all_policies();
 
 // initial_values() of all parameters, with biases and layer norms moved off 0 and 1, so that every
 // gradient path counts.

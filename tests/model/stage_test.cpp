@@ -148,15 +148,18 @@ TEST(Slots, AreFilledByForwardAndInputGradientToTheLastByte) {
   config.sequence = 8;
   const MicrobatchShape shape{2, 8};
   const std::vector<StageLayers> chunks = partition(2, 4);
-  Rig rig(config, shape, Precision::bf16, chunks);
-  rig.set_weights(lively_weights(config, 3));
   const Batch batch = some_batch(config, shape, 2);
-  rig.run_step(batch.inputs, batch.targets, Backward::split);
-  for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
-    for (const size_t microbatch : {0, 1}) {
-      for (const GuardedBuffer* slot :
-           {&rig.slot(chunk, microbatch), &rig.gradient_slot(chunk, microbatch)}) {
-        EXPECT_EQ(emulator::touched_bytes(slot->data(), slot->bytes()), slot->bytes());
+  for (const SlotPolicy& policy : all_policies()) {
+    SCOPED_TRACE(to_string(policy.recompute) + " " + to_string(policy.defer));
+    Rig rig(config, shape, Precision::bf16, chunks, Stores::one, policy);
+    rig.set_weights(lively_weights(config, 3));
+    rig.run_step(batch.inputs, batch.targets, Backward::split);
+    for (size_t chunk = 0; chunk < chunks.size(); ++chunk) {
+      for (const size_t microbatch : {0, 1}) {
+        for (const GuardedBuffer* slot :
+             {&rig.slot(chunk, microbatch), &rig.gradient_slot(chunk, microbatch)}) {
+          EXPECT_EQ(emulator::touched_bytes(slot->data(), slot->bytes()), slot->bytes());
+        }
       }
     }
   }

@@ -118,8 +118,8 @@ TEST(EngineMemory, TouchedActivationBytesAreTheSchedulesPeak) {
       EXPECT_EQ(pool.touched_slots(), formula) << "rank " << r;
       if (v == 1) {
         const StageLayers& stage = job.request.stages[size_t(r)];
-        const size_t written = bytes_of(
-            activation_layout(job.request.model, job.request.shape, job.request.precision, stage));
+        const size_t written = bytes_of(activation_layout(
+            job.request.model, job.request.shape, job.request.precision, stage, job.request.slots));
         EXPECT_EQ(emulator::touched_bytes(pool.data(), size_t(pool.slots()) * pool.slot_bytes()),
                   size_t(formula) * written)
             << "rank " << r;

@@ -9,6 +9,7 @@
 #include "pipetrain/device/stream.h"
 #include "pipetrain/model/config.h"
 #include "pipetrain/model/parameters.h"
+#include "pipetrain/model/slot_policy.h"
 
 namespace pipetrain {
 
@@ -31,8 +32,8 @@ class Stage {
   // workspace. input_gradient is nullptr on the stage that embeds.
   virtual void load_output_gradient(std::byte* slot, std::byte* gradient_slot,
                                     const std::byte* message, const Stream& stream) = 0;
-  // The whole backward: input and weight gradients, with one layer's gradients at a time in the
-  // workspace.
+  // The whole backward: input and weight gradients, with one layer's gradients at a time, and what
+  // is computed again, in the workspace.
   virtual void backward(int microbatch, std::byte* slot, std::byte* input_gradient,
                         const Stream& stream) = 0;
   virtual void backward_input(int microbatch, std::byte* slot, std::byte* gradient_slot,
@@ -66,34 +67,41 @@ struct LayoutRow {
   int count = 0;
 };
 
-// What a slot of the chunk `layers` holds, tensor by tensor.
-//   activation slot, F to B (or W): per layer block input, qkv, attention output, middle residual,
-//     fc, log-sum-exp; once: the hidden gradient, with the head only
-//   gradient slot, I to W: per layer gradients of the block output, the middle residual and fc; the
-//     gradient of qkv replaces qkv in the activation slot, and with the head the hidden gradient
-//     there is the last layer's
+// What a slot of the chunk `layers` holds, tensor by tensor; a row that the policy leaves out has a
+// count of 0.
+//   activation slot, F to B (or W): per layer block input and, unless they are computed again, qkv,
+//     attention output, middle residual, fc, log-sum-exp; once: the hidden gradient, with the head
+//   gradient slot, I to W: per layer gradients of the block output, the middle residual and fc
+//     (Defer::all), and what I computed again and W needs. The gradient of qkv replaces qkv,
+//     wherever that lies; with Defer::cheap the gradient of fc replaces fc. With the head the
+//     hidden gradient in the activation slot is the last layer's
 // A chunk without layers holds its input, and the gradient of its output.
 std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                         Precision precision, const StageLayers& layers);
+                                         Precision precision, const StageLayers& layers,
+                                         const SlotPolicy& policy);
 std::vector<LayoutRow> gradient_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                       Precision precision, const StageLayers& layers);
+                                       Precision precision, const StageLayers& layers,
+                                       const SlotPolicy& policy);
 
 // Sizes of the slots of one chunk and of the workspace that the chunks of a rank share.
 size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
-                             Precision precision, const StageLayers& layers);
+                             Precision precision, const StageLayers& layers,
+                             const SlotPolicy& policy);
 size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
-                           Precision precision, const StageLayers& layers);
+                           Precision precision, const StageLayers& layers,
+                           const SlotPolicy& policy);
 size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-                       const std::vector<StageLayers>& stages);
+                       const std::vector<StageLayers>& stages, const SlotPolicy& policy);
 size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision);
 
-// What all GPT stages of one rank share: the workspace, the matmul handle and its plans. Work of
-// stages that share it must be submitted to one stream. Between load_output_gradient for a whole
-// backward and that backward no other work of these stages may be submitted.
+// What all GPT stages of one rank share: the workspace, the matmul handle and its plans, the
+// policy. Work of stages that share it must be submitted to one stream. Between
+// load_output_gradient and the backward or input gradient that it is for no other work of these
+// stages may be submitted.
 class GptWorkspace;
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-    const std::vector<StageLayers>& stages, Region& region);
+    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region);
 
 // The GPT chunk `layers`, with its weights in `store`. `data` and `workspace` must outlive it.
 std::unique_ptr<Stage> make_gpt_stage(const GptConfig& config, const MicrobatchShape& shape,

@@ -36,6 +36,7 @@ struct BudgetRequest {
   std::vector<StageLayers> stages;  // of the whole pipeline
   int replicas = 1;
   bool split_state = false;  // --zero 1
+  SlotPolicy slots;
 };
 
 // The stages of `request` that `rank` holds under the placement.
@@ -47,6 +48,10 @@ size_t activation_slot_bytes(const BudgetRequest& request, const schedule::Place
                              int rank);
 size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
                            int rank);
+
+// What a pending W holds, in activation slots: both slots together over the activation slot, of the
+// rank where that is most.
+double weight_memory(const BudgetRequest& request, const schedule::Placement& placement);
 
 Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
                                  int rank, int replica = 0);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipetrain/model/config.h"
+#include "pipetrain/model/slot_policy.h"
 #include "pipetrain/train/huggingface.h"
 #include "pipetrain/train/learning_rate.h"
 
@@ -33,6 +34,7 @@ struct TrainConfig {
   int zero = 0;                       // 1: each copy keeps its shard of the optimizer's state
   std::vector<int> layers_per_stage;  // empty: as even as possible
   Precision precision = Precision::fp32;
+  SlotPolicy slots;                    // --recompute, --defer
   std::optional<double> memory_limit;  // GiB per rank; default: what the device has
 
   // optimizer

@@ -29,7 +29,7 @@ Settings settings();
 void set_settings(const Settings& settings);
 
 // Device memory: bytes now allocated, the most since the last reset, and the number of
-// allocations, copies between host and device, and stream waits since the last reset.
+// allocations, copies between host and device, stream waits and matmuls since the last reset.
 struct Counters {
   size_t bytes = 0;
   size_t high_water = 0;
@@ -38,6 +38,7 @@ struct Counters {
   int64_t synchronisations =
       0;  // calls in which the host waited: synchronize, free, blocking copies
   int64_t waits = 0;
+  int64_t matmuls = 0;
 };
 Counters counters(int device);
 void reset_counters(int device);

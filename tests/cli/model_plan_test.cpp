@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include "cli/cost_model.h"
+#include "cli/plan.h"
+#include "cli/program.h"
+#include "pipetrain/train/job.h"
+
+// What `pipetrain plan` predicts with model flags.
+
+namespace pipetrain {
+namespace {
+
+constexpr SlotPolicy policies[] = {
+    {Recompute::none, Defer::all},      {Recompute::none, Defer::cheap},
+    {Recompute::attention, Defer::all}, {Recompute::attention, Defer::cheap},
+    {Recompute::full, Defer::all},      {Recompute::full, Defer::cheap},
+};
+
+std::string text(const SlotPolicy& policy) {
+  return "recompute " + to_string(policy.recompute) + " defer " + to_string(policy.defer);
+}
+
+TEST(ModelPlan, MemoryIsTheBudgetThatTrainAllocates) {
+  const TemporaryDirectory directory;
+  test::write_text(directory, "text", 2000);
+  for (const char* schedule : {"1f1b", "zb-h1", "zb-v"}) {
+    for (const SlotPolicy& policy : policies) {
+      SCOPED_TRACE(schedule + (" " + text(policy)));
+      PlanOptions options;
+      options.schedule = schedule;
+      options.ranks = 3;
+      options.microbatches = 5;
+      options.model.layers = 7;
+      options.model.hidden = 16;
+      options.model.heads = 2;
+      options.model.vocab_size = 300;
+      options.model.sequence_length = 8;
+      options.model.microbatch_size = 2;
+      options.model.slots = policy;
+      const Plan plan = make_plans(options).front();
+
+      TrainConfig config;
+      config.data = {directory.file("text")};
+      config.schedule = schedule;
+      config.microbatches = 5;
+      config.layers = 7;
+      config.hidden = 16;
+      config.heads = 2;
+      config.vocab_size = 300;
+      config.sequence_length = 8;
+      config.microbatch_size = 2;
+      config.precision = Precision::bf16;
+      config.slots = policy;
+      for (int rank = 0; rank < 3; ++rank) {
+        const Budget budget = make_job(config, 3, rank).budget;
+        EXPECT_EQ(to_string(plan.budgets[size_t(rank)]), to_string(budget));
+        EXPECT_EQ(plan.budgets[size_t(rank)].total(), budget.total());
+      }
+    }
+  }
+}
+
+TEST(ModelPlan, WhatIsComputedAgainMakesTheInputGradientLonger) {
+  const schedule::Placement placement(schedule::Placement::Kind::loop, 4, 1, 8);
+  const auto costs = [&](const SlotPolicy& policy) {
+    BudgetRequest request{.model = named_model("gpt2-774m"),
+                          .shape = {2, 1024},
+                          .precision = Precision::bf16,
+                          .stages = partition(36, 4),
+                          .slots = policy};
+    return predict_costs(request, placement, device_model("h100"), link_model("nvlink"));
+  };
+  const schedule::Costs kept = costs({});
+  const double c = 1280;
+  const double forward = kept.forward[0] / (24 * c * c + 2 * c * 1024);  // ms per operation
+  for (const SlotPolicy& policy : policies) {
+    SCOPED_TRACE(text(policy));
+    const schedule::Costs now = costs(policy);
+    const double again = policy.recompute == Recompute::none ? 0
+                         : policy.recompute == Recompute::attention
+                             ? 6 * c * c + 2 * c * 1024    // qkv, attention
+                             : 16 * c * c + 2 * c * 1024;  // all but the last projection
+    const double moved = policy.defer == Defer::all ? 0 : 10 * c * c;  // from W to I
+    EXPECT_EQ(now.forward, kept.forward);
+    EXPECT_NEAR(now.backward_input[0], kept.backward_input[0] + (again + moved) * forward, 1e-9);
+    EXPECT_NEAR(now.backward_weight[0], kept.backward_weight[0] - moved * forward, 1e-9);
+  }
+}
+
+TEST(ModelPlan, APendingWeightGradientCountsAsTheSlotsHoldIt) {
+  const auto plan = [](const SlotPolicy& policy) {
+    PlanOptions options;
+    options.schedule = "zb-h1";
+    options.ranks = 4;
+    options.microbatches = 8;
+    options.model.model = "gpt2-124m";
+    options.model.slots = policy;
+    return options;
+  };
+  const Plan all = make_plans(plan({})).front();
+  EXPECT_NEAR(all.weight_memory, 1 + 12. / 20, 0.01);
+  EXPECT_GT(all.simulation.ranks[3].peak_activations, 5);
+  const Plan cheap = make_plans(plan({Recompute::none, Defer::cheap})).front();
+  EXPECT_EQ(cheap.weight_memory, 1);
+  EXPECT_EQ(cheap.simulation.ranks[3].peak_activations, 4);
+  PlanOptions given = plan({});
+  given.given = {"--weight-memory"};
+  given.costs.weight_memory = 0.25;
+  EXPECT_EQ(make_plans(given).front().weight_memory, 0.25);
+}
+
+}  // namespace
+}  // namespace pipetrain

@@ -1,0 +1,204 @@
+#ifdef PIPETRAIN_HOST
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "pipetrain/error.h"
+#include "pipetrain/schedule/generate.h"
+#include "support/rank_threads.h"
+#include "train/engine_run.h"
+
+// --recompute and --defer: other memory, the same bits.
+
+namespace pipetrain {
+namespace {
+
+using test::config_of;
+using test::EngineResult;
+using test::EngineRun;
+using test::Spread;
+
+constexpr SlotPolicy policies[] = {
+    {Recompute::none, Defer::all},      {Recompute::none, Defer::cheap},
+    {Recompute::attention, Defer::all}, {Recompute::attention, Defer::cheap},
+    {Recompute::full, Defer::all},      {Recompute::full, Defer::cheap},
+};
+
+std::string text(const Spread& spread, const SlotPolicy& policy) {
+  return to_string(spread) + " recompute " + to_string(policy.recompute) + " defer " +
+         to_string(policy.defer);
+}
+
+TrainConfig config_with(const Spread& spread, const SlotPolicy& policy) {
+  TrainConfig config = config_of(spread);
+  config.slots = policy;
+  return config;
+}
+
+EngineResult run(const Spread& spread, const SlotPolicy& policy) {
+  return test::run_engines(EngineRun{config_with(spread, policy), spread.ranks(), 2});
+}
+
+class RecomputeSteps : public testing::Test {
+ protected:
+  test::EmulatorSettings settings_;
+};
+
+TEST_F(RecomputeSteps, HaveTheBitsOfKeepingEverything) {
+  const struct {
+    Spread spread;
+    SlotPolicy policy;
+  } cases[] = {
+      {{.pipeline = 4}, {Recompute::attention, Defer::all}},
+      {{.schedule = "gpipe", .pipeline = 2}, {Recompute::full, Defer::all}},
+      {{.schedule = "interleaved", .pipeline = 2, .chunks = 2}, {Recompute::full, Defer::cheap}},
+      {{.schedule = "zb-h1", .pipeline = 4}, {Recompute::full, Defer::all}},
+      {{.schedule = "zb-h1", .pipeline = 2, .replicas = 2, .zero = 1},
+       {Recompute::attention, Defer::cheap}},
+      {{.schedule = "zb-v", .pipeline = 2}, {Recompute::none, Defer::cheap}},
+      {{.schedule = "v-half", .pipeline = 2, .precision = Precision::bf16},
+       {Recompute::full, Defer::cheap}},
+      {{.schedule = "zb-h2", .pipeline = 2, .precision = Precision::fp64},
+       {Recompute::attention, Defer::all}},
+      {{.schedule = "dualpipe", .pipeline = 2}, {Recompute::full, Defer::cheap}},
+      {{.schedule = "chimera", .pipeline = 2}, {Recompute::attention, Defer::all}},
+  };
+  uint64_t seed = 1;
+  for (const auto& [spread, policy] : cases) {
+    SCOPED_TRACE(text(spread, policy));
+    settings_.disturb(seed++);
+    test::expect_same_bits(run(spread, policy), run(spread, {}));
+  }
+}
+
+size_t bytes_of(const std::vector<LayoutRow>& rows) {
+  size_t bytes = 0;
+  for (const LayoutRow& row : rows) {
+    bytes += row.bytes * size_t(row.count);
+  }
+  return bytes;
+}
+
+// Every slot of the pool is written to the last byte of its layout, and nothing else is.
+void expect_filled(const Pool& pool, const std::vector<LayoutRow>& rows) {
+  EXPECT_EQ(emulator::touched_bytes(pool.data(), size_t(pool.slots()) * pool.slot_bytes()),
+            size_t(pool.slots()) * bytes_of(rows));
+}
+
+// Fault 33: a split backward keeps the whole graph. What a pending W needs lies in its two slots,
+// which are free again after it: the pools are the schedule's peaks, filled, and nothing else is
+// allocated.
+TEST_F(RecomputeSteps, PeakMemoryIsThePredictedOneInBytes) {
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    const Spread spread = {
+        .schedule = schedule, .pipeline = 4, .microbatches = 6, .precision = Precision::bf16};
+    for (const SlotPolicy& policy : policies) {
+      test::run_ranks(spread.ranks(), [&](Control& control) {
+        SCOPED_TRACE(text(spread, policy));
+        emulator::reset_counters(control.rank());
+        const Job job = make_job(config_with(spread, policy), spread.ranks(), control.rank());
+        Engine engine(job, control, nullptr);
+        engine.set_initial_weights();
+        for (int64_t step = 0; step < 2; ++step) {
+          engine.submit(step, {.learning_rate = 1e-3});
+          engine.wait(step);
+        }
+        EXPECT_EQ(emulator::counters(control.rank()).high_water, job.budget.allocated());
+        const int rank = control.rank();
+        const bool split = spread.schedule == "zb-h1";
+        EXPECT_EQ(engine.activations().slots(), split ? 4 : 4 - rank);
+        EXPECT_EQ(engine.gradient_slots().slots(), split ? rank + 1 : 0);
+        const BudgetRequest& request = job.request;
+        const StageLayers& stage = request.stages[size_t(rank)];
+        expect_filled(engine.activations(), activation_layout(request.model, request.shape,
+                                                              request.precision, stage, policy));
+        expect_filled(engine.gradient_slots(), gradient_layout(request.model, request.shape,
+                                                               request.precision, stage, policy));
+        engine.drain();
+        control.barrier();
+      });
+    }
+  }
+}
+
+// In bytes of gpt2-124m, one layer per stage, with the log-sum-exp.
+TEST_F(RecomputeSteps, CheapDeferringMakesZbH1AsSmallAs1f1b) {
+  const auto peak = [](const std::string& schedule, Defer defer) {
+    TrainConfig config = config_with({.schedule = schedule, .pipeline = 4, .microbatches = 8},
+                                     {Recompute::none, defer});
+    config.init = "";
+    config.model = "gpt2-124m";
+    config.layers_per_stage = {3, 3, 3, 3};
+    size_t most = 0;
+    for (int rank = 0; rank < 3; ++rank) {  // the last rank keeps a hidden gradient too
+      const Budget budget = make_job(config, 4, rank).budget;
+      most = std::max(most, budget.activation_slots + budget.gradient_slots);
+    }
+    return most;
+  };
+  EXPECT_EQ(peak("zb-h1", Defer::cheap), peak("1f1b", Defer::all));
+  EXPECT_GT(double(peak("zb-h1", Defer::all)), 1.4 * double(peak("1f1b", Defer::all)));
+}
+
+// ---- the full product
+
+// nullopt: the schedule refuses it, with the error of a user's mistake.
+std::optional<EngineResult> run_unless_refused(const Spread& spread, const SlotPolicy& policy) {
+  try {
+    make_job(config_with(spread, policy), spread.ranks(), 0);
+  } catch (const UsageError&) {
+    return std::nullopt;
+  }
+  return run(spread, policy);
+}
+
+class SweepRecompute : public testing::TestWithParam<std::string> {
+ protected:
+  test::EmulatorSettings settings_;
+};
+
+TEST_P(SweepRecompute, HasTheBitsOfKeepingEverything) {
+  uint64_t seed = 1;
+  for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+    for (const int pipeline : {1, 2, 4}) {
+      for (const int chunks : {1, 2, 4}) {
+        for (const int microbatches : {1, 4, 6}) {
+          Spread spread = {GetParam(), pipeline, chunks, microbatches, 1, 0, precision};
+          std::optional<EngineResult> kept;
+          for (const SlotPolicy& policy : policies) {
+            SCOPED_TRACE(text(spread, policy));
+            settings_.disturb(seed++);
+            const std::optional<EngineResult> result = run_unless_refused(spread, policy);
+            if (!result) {
+              break;
+            }
+            if (!kept) {
+              kept = result;
+            }
+            test::expect_same_bits(*result, *kept);
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<std::string> synchronous_schedules() {
+  std::vector<std::string> names = schedule::schedule_names();
+  std::erase_if(names, [](const std::string& name) { return name.starts_with("pipedream"); });
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(, SweepRecompute, testing::ValuesIn(synchronous_schedules()),
+                         [](const auto& parameter) {
+                           std::string name = parameter.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace pipetrain
+
+#endif  // PIPETRAIN_HOST
