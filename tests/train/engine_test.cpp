@@ -120,6 +120,8 @@ TEST(EngineMemory, TouchedActivationBytesAreTheSchedulesPeak) {
         const StageLayers& stage = job.request.stages[size_t(r)];
         const size_t written = bytes_of(activation_layout(
             job.request.model, job.request.shape, job.request.precision, stage, job.request.slots));
+        emulator::poison(pool.data(), size_t(pool.slots()) * pool.slot_bytes());
+        run_steps(engine, 2, 3);
         EXPECT_EQ(emulator::touched_bytes(pool.data(), size_t(pool.slots()) * pool.slot_bytes()),
                   size_t(formula) * written)
             << "rank " << r;

@@ -101,6 +101,9 @@ TEST_F(RecomputeSteps, PeakMemoryIsThePredictedOneInBytes) {
         const Job job = make_job(config_with(spread, policy), spread.ranks(), control.rank());
         Engine engine(job, control, nullptr);
         engine.set_initial_weights();
+        for (const Pool* pool : {&engine.activations(), &engine.gradient_slots()}) {
+          emulator::poison(pool->data(), size_t(pool->slots()) * pool->slot_bytes());
+        }
         for (int64_t step = 0; step < 2; ++step) {
           engine.submit(step, {.learning_rate = 1e-3});
           engine.wait(step);
