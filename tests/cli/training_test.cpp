@@ -59,6 +59,12 @@ TEST(OddSizes, InterleavedWithAMicrobatchMoreThanTheGroups) {
                              "--vocab-size 300"});
 }
 
+TEST(OddSizes, ASplitBackwardThatComputesAllAgain) {
+  expect_losses_of_one_rank({2, "--schedule zb-h1 --recompute full --defer cheap",
+                             "--layers 3 --sequence-length 5 --microbatches 3 --microbatch-size 2 "
+                             "--vocab-size 300"});
+}
+
 TEST(SweepOddSizes, EveryScheduleEqualsOneRank) {
   const std::string small = "--sequence-length 3 --microbatch-size 1 --vocab-size 257 ";
   for (const int ranks : {2, 3, 4}) {
