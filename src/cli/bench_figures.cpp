@@ -1,12 +1,11 @@
 #include "cli/bench_figures.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <tuple>
-
-#include "pipetrain/runtime/synthetic_stage.h"
 
 namespace pipetrain {
 namespace {
@@ -56,8 +55,72 @@ Messages messages(const schedule::Simulation& measured) {
   return result;
 }
 
+struct Computation {
+  const LoweredAction& entry;
+  const Interval& interval;  // measured
+  double given = 0;          // planned time
+};
+
+// What a rank computes, in list order: one by one, or both parts of an overlapped pair.
+std::vector<std::vector<Computation>> computations(const schedule::LoweredSchedule& schedule,
+                                                   const schedule::Simulation& measured,
+                                                   const schedule::Simulation& planned,
+                                                   size_t rank) {
+  std::vector<std::vector<Computation>> groups;
+  bool in_pair = false;
+  size_t i = 0;
+  for (const LoweredAction& entry : schedule.ranks[rank]) {
+    if (!is_compute(entry.action.kind)) {
+      continue;
+    }
+    if (!in_pair) {
+      groups.emplace_back();
+    }
+    const Interval& given = planned.ranks[rank].intervals.at(i);
+    groups.back().push_back({entry, measured.ranks[rank].intervals.at(i), given.end - given.start});
+    in_pair = entry.action.overlaps_next;
+    ++i;
+  }
+  return groups;
+}
+
 bool between_ranks(const schedule::LoweredSchedule& schedule, const schedule::SlotRef& slot) {
   return slot.channel >= 0 && schedule.channels[size_t(slot.channel)].incoming_slots > 0;
+}
+
+class Mean {
+ public:
+  void add(double value) {
+    sum_ += value;
+    ++count_;
+  }
+  double mean() const { return count_ > 0 ? sum_ / count_ : 0; }
+
+ private:
+  double sum_ = 0;
+  int count_ = 0;
+};
+
+// Of one step of one rank.
+struct StepTimes {
+  std::array<Mean, 4> alone;  // F, B, I, W outside of pairs
+  Mean pairs;                 // of F and B
+};
+
+StepTimes step_times(const std::vector<Interval>& intervals) {
+  StepTimes times;
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    const Interval& interval = intervals[i];
+    if (!interval.action.overlaps_next) {
+      times.alone.at(size_t(interval.action.kind)).add(interval.end - interval.start);
+      continue;
+    }
+    const Interval& other = intervals.at(++i);
+    if (interval.action.kind == Kind::backward || other.action.kind == Kind::backward) {
+      times.pairs.add(schedule::covered_time({interval, other}));
+    }
+  }
+  return times;
 }
 
 }  // namespace
@@ -78,31 +141,33 @@ StepFigures step_figures(const schedule::LoweredSchedule& schedule,
   figures.bubble = (measured.makespan - planned.ideal) / measured.makespan;
   std::vector<double> overheads;
   for (size_t r = 0; r < measured.ranks.size(); ++r) {
-    const std::vector<Interval>& intervals = measured.ranks[r].intervals;
-    const std::vector<double> times = synthetic_times(planned.ranks[r].intervals);
     double exposed = 0;
     double free = -std::numeric_limits<double>::infinity();  // when the rank could go on
-    size_t i = 0;
-    for (const LoweredAction& entry : schedule.ranks[r]) {
-      if (!is_compute(entry.action.kind)) {
-        continue;
+    for (const std::vector<Computation>& group : computations(schedule, measured, planned, r)) {
+      double could_start = std::numeric_limits<double>::infinity();
+      double start = could_start;
+      double end = free;
+      bool sends_or_receives = false;
+      for (const auto& [entry, interval, given] : group) {
+        double computed = free;
+        double received = free;
+        if (between_ranks(schedule, entry.input)) {
+          computed = std::max(free, known.computed.at(read_by(entry.action)));
+          received = std::max(free, known.received.at(read_by(entry.action)).end);
+        }
+        sends_or_receives |=
+            between_ranks(schedule, entry.input) || between_ranks(schedule, entry.output);
+        could_start = std::min(could_start, computed);
+        start = std::min(start, interval.start);
+        end = std::max(end, interval.end);
+        const double own = synthetic ? given : interval.end - interval.start;
+        overheads.push_back(interval.end - (std::isfinite(received) ? received : interval.start) -
+                            own);
       }
-      const Interval& interval = intervals.at(i);
-      double computed = free;
-      double received = free;
-      if (between_ranks(schedule, entry.input)) {
-        computed = std::max(free, known.computed.at(read_by(entry.action)));
-        received = std::max(free, known.received.at(read_by(entry.action)).end);
+      if (std::isfinite(could_start) && sends_or_receives) {
+        exposed += std::max(0.0, start - could_start);
       }
-      if (std::isfinite(computed) &&
-          (between_ranks(schedule, entry.input) || between_ranks(schedule, entry.output))) {
-        exposed += std::max(0.0, interval.start - computed);
-      }
-      const double own = synthetic ? times.at(i) : interval.end - interval.start;
-      overheads.push_back(interval.end - (std::isfinite(received) ? received : interval.start) -
-                          own);
-      free = interval.end;
-      ++i;
+      free = end;
     }
     figures.exposed_communication = std::max(figures.exposed_communication, exposed);
   }
@@ -130,26 +195,26 @@ schedule::Costs measured_costs(const schedule::Placement& placement,
                                const std::vector<std::vector<RankTrace>>& traces) {
   schedule::Costs costs{.forward = {}, .backward_input = {}, .backward_weight = {}};
   for (size_t rank = 0; rank < size_t(placement.ranks()); ++rank) {
+    std::vector<StepTimes> steps;
+    for (const std::vector<RankTrace>& repeat : traces) {
+      steps.push_back(step_times(repeat.at(rank).compute));
+    }
     // The share of a rank: its chunks, each of the mean time.
-    const auto share = [&](Kind kind) {
+    const auto share = [&](auto mean_of) {
       std::vector<double> means;
-      for (const std::vector<RankTrace>& repeat : traces) {
-        double sum = 0;
-        int count = 0;
-        for (const Interval& interval : repeat.at(rank).compute) {
-          if (interval.action.kind == kind) {
-            sum += interval.end - interval.start;
-            ++count;
-          }
-        }
-        means.push_back(count > 0 ? sum / count : 0);
+      for (const StepTimes& step : steps) {
+        means.push_back(mean_of(step));
       }
       return placement.chunks() * median(means);
     };
-    costs.forward.push_back(share(Kind::forward));
-    const double input = share(Kind::backward_input);
-    costs.backward_input.push_back(input > 0 ? input : share(Kind::backward));
-    costs.backward_weight.push_back(share(Kind::backward_weight));
+    const auto share_of = [&](Kind kind) {
+      return share([&](const StepTimes& step) { return step.alone[size_t(kind)].mean(); });
+    };
+    costs.forward.push_back(share_of(Kind::forward));
+    const double input = share_of(Kind::backward_input);
+    costs.backward_input.push_back(input > 0 ? input : share_of(Kind::backward));
+    costs.backward_weight.push_back(share_of(Kind::backward_weight));
+    costs.overlapped.push_back(share([](const StepTimes& step) { return step.pairs.mean(); }));
   }
   return costs;
 }

@@ -33,8 +33,9 @@ StepFigures step_figures(const schedule::LoweredSchedule& schedule,
                          const schedule::Simulation& planned, double hop,
                          const std::vector<RankTrace>& ranks, bool synthetic);
 
-// The times of F, B or I, and W that the ranks took, in ms per rank's whole share: the mean over a
-// step, the median over the steps. traces: [repeat][pipeline rank].
+// The times of F, B or I, and W that the ranks took, and of overlapped pairs of F and B, in ms per
+// rank's whole share: the mean over a step, the median over the steps; without pairs theirs is 0.
+// traces: [repeat][pipeline rank].
 schedule::Costs measured_costs(const schedule::Placement& placement,
                                const std::vector<std::vector<RankTrace>>& traces);
 

@@ -44,9 +44,9 @@ class SyntheticSubject final : public BenchSubject {
     }
     activations_.poison();
     executor_ = std::make_unique<Executor>(
-        schedule, rank, std::move(stages), *exchange_, activations_, gradients_, compute_,
+        schedule, rank, stages, *exchange_, activations_, gradients_, compute_,
         Executor::Mode::training,
-        StepHooks{.reduce_gradients = [](int) {}, .optimizer_step = [] {}}, &watchdog);
+        StepHooks{.reduce_gradients = [](int) {}, .optimizer_step = [] {}}, &watchdog, stages);
     watchdog.set_error_probe([this] {
       const ncclResult_t result = exchange_->async_error();
       return result == ncclSuccess ? std::string()

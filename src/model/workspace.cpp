@@ -37,7 +37,8 @@ enum { normalized, normalized_gradient, logits, mean, rstd, layernorm_sums, loss
 
 template <typename T>
 std::vector<LayoutRow> block_rows(const GptConfig& config, const MicrobatchShape& shape,
-                                  const SlotPolicy& policy) {
+                                  const SlotPolicy& policy, WorkspaceUse use) {
+  const int backward = use == WorkspaceUse::everything ? 1 : 0;
   const int attention_again = policy.recompute == Recompute::none ? 0 : 1;
   const int others_again = policy.recompute == Recompute::full ? 1 : 0;
   const size_t heads = static_cast<size_t>(config.heads);
@@ -53,15 +54,16 @@ std::vector<LayoutRow> block_rows(const GptConfig& config, const MicrobatchShape
   return {
       {"normalized", hidden, 2},
       {"activated", 4 * hidden, 1},
-      {"hidden gradient", hidden, 1},
+      {"hidden gradient", hidden, backward},
       {"mean", statistic, 1},
       {"rstd", statistic, 1},
       {"attention", kernels::attention_workspace_bytes<T>(attention), 1},
-      {"bias sums", bias, 1},
-      {"layer-norm sums", kernels::layernorm_workspace_bytes<T>(shape.rows(), config.hidden), 1},
-      {"gradient of the block output", hidden, 2},
-      {"gradient of the middle residual", hidden, 1},
-      {"gradient of fc", 4 * hidden, policy.defer == Defer::all ? 1 : 0},
+      {"bias sums", bias, backward},
+      {"layer-norm sums", kernels::layernorm_workspace_bytes<T>(shape.rows(), config.hidden),
+       backward},
+      {"gradient of the block output", hidden, 2 * backward},
+      {"gradient of the middle residual", hidden, backward},
+      {"gradient of fc", 4 * hidden, policy.defer == Defer::all ? backward : 0},
       {"qkv", 3 * hidden, attention_again},
       {"attention output", hidden, attention_again},
       {"log-sum-exp", heads * statistic, attention_again},
@@ -88,9 +90,10 @@ std::vector<LayoutRow> head_rows(const GptConfig& config, const MicrobatchShape&
 }
 
 std::vector<LayoutRow> block_layout(const GptConfig& config, const MicrobatchShape& shape,
-                                    Precision precision, const SlotPolicy& policy) {
+                                    Precision precision, const SlotPolicy& policy,
+                                    WorkspaceUse use) {
   return with_element_type(precision,
-                           [&]<typename T>() { return block_rows<T>(config, shape, policy); });
+                           [&]<typename T>() { return block_rows<T>(config, shape, policy, use); });
 }
 
 std::vector<LayoutRow> head_layout(const GptConfig& config, const MicrobatchShape& shape,
@@ -111,9 +114,10 @@ int head_chunk_rows(const MicrobatchShape& shape) {
 }
 
 size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-                       const std::vector<StageLayers>& stages, const SlotPolicy& policy) {
+                       const std::vector<StageLayers>& stages, const SlotPolicy& policy,
+                       WorkspaceUse use) {
   const bool head = any_head(stages);
-  const SlotLayout block(block_layout(config, shape, precision, policy));
+  const SlotLayout block(block_layout(config, shape, precision, policy, use));
   const SlotLayout chunk(head_layout(config, shape, precision, head));
   return aligned(kernels::matmul_workspace_bytes()) +
          (head ? aligned(message_bytes(config, shape, precision)) : 0) +
@@ -122,19 +126,21 @@ size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Pr
 
 GptWorkspace::GptWorkspace(const GptConfig& config, const MicrobatchShape& shape,
                            Precision precision, const std::vector<StageLayers>& stages,
-                           const SlotPolicy& policy, Region& region)
+                           const SlotPolicy& policy, WorkspaceUse use, Region& region)
     : policy_(policy),
       matmul_(region.take_bytes(kernels::matmul_workspace_bytes())),
       residual_(any_head(stages) ? region.take_bytes(message_bytes(config, shape, precision))
                                  : nullptr),
-      block_(block_layout(config, shape, precision, policy)),
+      block_(block_layout(config, shape, precision, policy, use)),
       head_(head_layout(config, shape, precision, any_head(stages))),
       scratch_(region.take_bytes(std::max(block_.bytes(), head_.bytes()))) {}
 
 template <typename T>
 BlockScratch<T> GptWorkspace::block_scratch() const {
   const auto at = [&]<typename P>(P*& pointer, int row, int index = 0) {
-    pointer = reinterpret_cast<P*>(scratch_ + block_.offset(row, index));
+    if (block_.holds(row)) {
+      pointer = reinterpret_cast<P*>(scratch_ + block_.offset(row, index));
+    }
   };
   BlockScratch<T> result;
   for (const int i : {0, 1}) {
@@ -149,18 +155,12 @@ BlockScratch<T> GptWorkspace::block_scratch() const {
   at(result.bias_sums, block_row::bias_sums);
   at(result.layernorm_sums, block_row::layernorm_sums);
   at(result.middle_gradient, block_row::middle_gradient);
-  if (block_.holds(block_row::fc_gradient)) {
-    at(result.fc_gradient, block_row::fc_gradient);
-  }
-  if (block_.holds(block_row::qkv)) {
-    at(result.qkv, block_row::qkv);
-    at(result.attended, block_row::attended);
-    at(result.log_sum_exp, block_row::log_sum_exp);
-  }
-  if (block_.holds(block_row::fc)) {
-    at(result.middle, block_row::middle);
-    at(result.fc, block_row::fc);
-  }
+  at(result.fc_gradient, block_row::fc_gradient);
+  at(result.qkv, block_row::qkv);
+  at(result.attended, block_row::attended);
+  at(result.log_sum_exp, block_row::log_sum_exp);
+  at(result.middle, block_row::middle);
+  at(result.fc, block_row::fc);
   return result;
 }
 
@@ -191,9 +191,10 @@ template HeadScratch<double> GptWorkspace::head_scratch() const;
 
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region) {
+    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region,
+    WorkspaceUse use) {
   shape.check(config);
-  return {new GptWorkspace(config, shape, precision, stages, policy, region),
+  return {new GptWorkspace(config, shape, precision, stages, policy, use, region),
           [](GptWorkspace* workspace) { delete workspace; }};
 }
 

@@ -54,14 +54,16 @@ int head_chunk_rows(const MicrobatchShape& shape);
 class GptWorkspace {
  public:
   GptWorkspace(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-               const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region);
+               const std::vector<StageLayers>& stages, const SlotPolicy& policy, WorkspaceUse use,
+               Region& region);
 
   const SlotPolicy& policy() const { return policy_; }
   kernels::Matmul& matmul() { return matmul_; }
   // (R, C): what the last block writes and the head reads.
   std::byte* residual() const { return residual_; }
   // Both use the same memory: nothing in it outlives the call that put it there, but the output
-  // gradient that load_output_gradient leaves for the backward or input gradient.
+  // gradient that load_output_gradient leaves for the backward or input gradient. What a workspace
+  // does not hold is null.
   template <typename T>
   BlockScratch<T> block_scratch() const;
   template <typename T>

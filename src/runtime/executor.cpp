@@ -25,19 +25,22 @@ Executor::StepEvents::StepEvents(size_t entries) : begin(Event::Timing::on) {
 Executor::Executor(const schedule::LoweredSchedule& schedule, int rank,
                    std::map<int, Stage*> stages, Exchange& exchange, Pool& activations,
                    Pool& gradients, const Stream& compute, Mode mode, StepHooks hooks,
-                   Watchdog* watchdog)
+                   Watchdog* watchdog, std::map<int, Stage*> beside)
     : schedule_(schedule),
       list_(schedule.ranks.at(size_t(rank))),
       rank_(rank),
-      stages_(std::move(stages)),
       exchange_(exchange),
       activations_(activations),
       gradients_(gradients),
       compute_(compute),
+      main_{&compute, std::move(stages)},
       keep_(mode == Mode::training),
       hooks_(std::move(hooks)),
       watchdog_(watchdog),
       events_{StepEvents(list_.size()), StepEvents(list_.size())} {
+  if (schedule.has_pairs(rank)) {
+    beside_ = {&second_stream_.emplace(), std::move(beside)};
+  }
   set_clock();
   if (watchdog_ == nullptr) {
     return;
@@ -83,14 +86,26 @@ void Executor::run_step(int64_t step) {
   }
   events.begin.record(compute_, {step, -1, -1});
   for (size_t i = 0; i < list_.size(); ++i) {
-    run(list_[i], events.started[i], events.ended[i]);
+    const LoweredAction& entry = list_[i];
+    const bool opens_pair = entry.action.overlaps_next;
+    const bool closes_pair = i > 0 && list_[i - 1].action.overlaps_next;
+    if (opens_pair) {
+      fork_.record(compute_, tag(entry));
+      fork_.wait(*beside_.stream, tag(entry));
+    }
+    const bool beside = (opens_pair || closes_pair) && entry.action.kind == Kind::forward;
+    run(entry, beside ? beside_ : main_, events.started[i], events.ended[i]);
+    if (closes_pair) {
+      const size_t forward = beside ? i : i - 1;
+      events.ended[forward].wait(compute_, tag(list_[forward]));
+    }
     if (watchdog_ != nullptr) {
       watchdog_->submitted(events.first_watchdog_item + i);
     }
   }
 }
 
-void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
+void Executor::run(const LoweredAction& entry, const Lane& lane, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   // A message bears the tag of the action that made it.
   const Tag from_previous = {step_, action.stage - 1, action.microbatch};
@@ -113,7 +128,7 @@ void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
       exchange_.receive(entry.message, from_next, gate, gate_tag, started, ended);
       return;
     case Kind::forward:
-      forward(entry, started, ended);
+      forward(entry, lane, started, ended);
       return;
     case Kind::backward:
     case Kind::backward_input:
@@ -134,24 +149,25 @@ void Executor::run(const LoweredAction& entry, Event& started, Event& ended) {
   ended.record(compute_, tag(entry));
 }
 
-void Executor::forward(const LoweredAction& entry, Event& started, Event& ended) {
+void Executor::forward(const LoweredAction& entry, const Lane& lane, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
-  Stage& stage = *stages_.at(action.stage);
+  const Stream& stream = *lane.stream;
+  Stage& stage = *lane.stages.at(action.stage);
   const Tag input_tag = {step_, action.stage - 1, action.microbatch};
   std::byte* slot = activations_.take(entry.activation_slot);
   if (entry.input.channel >= 0) {
-    stage.load_input(slot, exchange_.begin_read(entry.input, input_tag, compute_), compute_);
-    exchange_.end_read(entry.input, input_tag, compute_);
+    stage.load_input(slot, exchange_.begin_read(entry.input, input_tag, stream), stream);
+    exchange_.end_read(entry.input, input_tag, stream);
   }
   std::byte* output = nullptr;
   if (entry.output.channel >= 0) {
-    output = exchange_.begin_write(entry.output, compute_);
+    output = exchange_.begin_write(entry.output, stream);
   }
-  started.record(compute_, tag(entry));
-  stage.forward(action.microbatch, slot, output, keep_, compute_);
-  ended.record(compute_, tag(entry));  // before the message may leave
+  started.record(stream, tag(entry));
+  stage.forward(action.microbatch, slot, output, keep_, stream);
+  ended.record(stream, tag(entry));  // before the message may leave
   if (output != nullptr) {
-    exchange_.end_write(entry.output, tag(entry), compute_);
+    exchange_.end_write(entry.output, tag(entry), stream);
   }
   if (!keep_) {
     activations_.give_back(entry.activation_slot);
@@ -160,7 +176,7 @@ void Executor::forward(const LoweredAction& entry, Event& started, Event& ended)
 
 void Executor::backward(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
-  Stage& stage = *stages_.at(action.stage);
+  Stage& stage = *main_.stages.at(action.stage);
   const bool whole = action.kind == Kind::backward;
   const Tag gradient_tag = {step_, action.stage + 1, action.microbatch};
   std::byte* slot = activations_.use(entry.activation_slot);
@@ -192,7 +208,7 @@ void Executor::backward_weight(const LoweredAction& entry, Event& started, Event
   std::byte* slot = activations_.use(entry.activation_slot);
   std::byte* gradient_slot = gradients_.use(entry.gradient_slot);
   started.record(compute_, tag(entry));
-  stages_.at(action.stage)->backward_weight(action.microbatch, slot, gradient_slot, compute_);
+  main_.stages.at(action.stage)->backward_weight(action.microbatch, slot, gradient_slot, compute_);
   ended.record(compute_, tag(entry));
   gradients_.give_back(entry.gradient_slot);
   activations_.give_back(entry.activation_slot);

@@ -9,26 +9,15 @@ namespace pipetrain {
 
 using schedule::Kind;
 
-std::vector<double> synthetic_times(const std::vector<schedule::Interval>& planned) {
-  std::vector<double> times;
-  bool second = false;  // of an overlapped pair
-  for (const schedule::Interval& interval : planned) {
-    times.push_back(second ? 0 : interval.end - interval.start);
-    second = interval.action.overlaps_next;
-  }
-  return times;
-}
-
 SyntheticStage::SyntheticStage(const std::vector<schedule::Interval>& planned, int stage,
                                int microbatches, size_t message_bytes)
     : message_bytes_(message_bytes) {
   nanoseconds_.fill(std::vector<int64_t>(size_t(microbatches), 0));
-  const std::vector<double> times = synthetic_times(planned);
-  for (size_t i = 0; i < planned.size(); ++i) {
-    const schedule::Action& action = planned[i].action;
+  for (const schedule::Interval& interval : planned) {
+    const schedule::Action& action = interval.action;
     if (action.stage == stage) {
       nanoseconds_.at(size_t(action.kind)).at(size_t(action.microbatch)) =
-          std::llround(times[i] * 1e6);
+          std::llround((interval.end - interval.start) * 1e6);
     }
   }
 }

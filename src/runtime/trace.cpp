@@ -9,11 +9,7 @@
 namespace pipetrain {
 
 double RankTrace::busy() const {
-  double sum = 0;
-  for (const schedule::Interval& interval : compute) {
-    sum += interval.end - interval.start;
-  }
-  return sum;
+  return schedule::covered_time(compute);
 }
 
 double RankTrace::compute_end() const {
@@ -94,14 +90,15 @@ schedule::Simulation measured_step(const std::vector<RankTrace>& ranks,
       return interval;
     };
     result.intervals.clear();
+    double first = std::numeric_limits<double>::infinity();
+    double last = -first;
     for (const schedule::Interval& interval : rank.compute) {
       result.intervals.push_back(moved(interval));
-      measured.makespan = std::max(measured.makespan, result.intervals.back().end);
+      first = std::min(first, result.intervals.back().start);
+      last = std::max(last, result.intervals.back().end);
     }
-    if (!result.intervals.empty()) {
-      measured.span =
-          std::max(measured.span, result.intervals.back().end - result.intervals.front().start);
-    }
+    measured.makespan = std::max(measured.makespan, last);
+    measured.span = std::max(measured.span, last - first);
     for (const schedule::Interval& interval : rank.transfers) {
       if (is_receive(interval.action.kind)) {  // both ends see the same transfer
         measured.transfers.push_back(moved(interval));

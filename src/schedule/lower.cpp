@@ -235,6 +235,11 @@ class Emitter {
 
 }  // namespace
 
+bool LoweredSchedule::has_pairs(int rank) const {
+  return std::any_of(ranks.at(size_t(rank)).begin(), ranks.at(size_t(rank)).end(),
+                     [](const LoweredAction& entry) { return entry.action.overlaps_next; });
+}
+
 LoweredSchedule lower(const Schedule& schedule, const LowerOptions& options) {
   validate(schedule);
   if (options.forward_only && !schedule.forward_only) {

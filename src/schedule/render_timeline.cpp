@@ -44,6 +44,7 @@ void add_memory(RankTimeline& rank, const Block& block, double weight_memory, do
 RankTimeline make_rank(const std::vector<Interval>& intervals, const Placement& placement,
                        double first_start, double weight_memory) {
   RankTimeline rank;
+  rank.busy = covered_time(intervals);
   rank.steady_begin = std::numeric_limits<double>::infinity();
   bool in_pair = false;
   for (const Interval& interval : intervals) {
@@ -54,9 +55,6 @@ RankTimeline make_rank(const std::vector<Interval>& intervals, const Placement& 
                  : action.overlaps_next ? Lane::first_of_pair
                                         : Lane::whole;
     in_pair = action.overlaps_next;
-    if (block.lane != Lane::second_of_pair) {
-      rank.busy += block.end - block.start;
-    }
     if (is_backward(action.kind)) {
       rank.steady_begin = std::min(rank.steady_begin, block.start);
     }

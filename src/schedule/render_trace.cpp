@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -7,7 +8,8 @@
 #include "schedule/render_timeline.h"
 
 // Trace Event Format: complete events ("X") with microsecond times, a counter per rank, names of
-// threads as metadata. One unit of time is written as a millisecond.
+// threads as metadata. One unit of time is written as a millisecond. Events of a thread must not
+// overlap without nesting, so the F of overlapped pairs has a thread of its own.
 
 namespace pipetrain::schedule {
 namespace {
@@ -46,19 +48,27 @@ void add_process(Events& events, int process, const char* name) {
              process, name);
 }
 
-void add_thread(Events& events, int process, size_t rank) {
+void add_thread(Events& events, size_t thread, const std::string& name, size_t row) {
   events.add(
-      R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_name", "args": {{"name": "rank {}"}}}})",
-      process, rank, rank);
+      R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_name", "args": {{"name": "{}"}}}})",
+      compute_process, thread, name);
+  events.add(
+      R"({{"ph": "M", "pid": {}, "tid": {}, "name": "thread_sort_index", "args": {{"sort_index": {}}}}})",
+      compute_process, thread, row);
 }
 
-void add_block(Events& events, int process, size_t rank, const Action& action, double start,
-               double length) {
+void add_block(Events& events, size_t thread, const Block& block) {
+  const Action& action = block.action;
   events.add(
       R"({{"ph": "X", "pid": {}, "tid": {}, "ts": {}, "dur": {}, "name": "{}", "cname": "{}", )"
       R"("args": {{"stage": {}, "microbatch": {}}}}})",
-      process, rank, start * microseconds_per_unit, length * microseconds_per_unit,
-      to_string(action), colour_of(action.kind), action.stage, action.microbatch);
+      compute_process, thread, block.start * microseconds_per_unit,
+      (block.end - block.start) * microseconds_per_unit, to_string(action), colour_of(action.kind),
+      action.stage, action.microbatch);
+}
+
+bool runs_beside(const Block& block) {
+  return block.lane != Lane::whole && block.action.kind == Kind::forward;
 }
 
 }  // namespace
@@ -68,10 +78,15 @@ std::string render_chrome_trace(const Simulation& simulation, const Schedule& sc
   const Timeline timeline = make_timeline(simulation, schedule, options.weight_memory);
   Events events;
   add_process(events, compute_process, schedule.name.c_str());
-  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
-    add_thread(events, compute_process, rank);
-    for (const Block& block : timeline.ranks[rank].blocks) {
-      add_block(events, compute_process, rank, block.action, block.start, block.end - block.start);
+  const size_t ranks = timeline.ranks.size();
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<Block>& blocks = timeline.ranks[rank].blocks;
+    add_thread(events, rank, fmt::format("rank {}", rank), 2 * rank);
+    if (std::any_of(blocks.begin(), blocks.end(), runs_beside)) {
+      add_thread(events, ranks + rank, fmt::format("rank {}, beside", rank), 2 * rank + 1);
+    }
+    for (const Block& block : blocks) {
+      add_block(events, runs_beside(block) ? ranks + rank : rank, block);
     }
     for (const MemoryStep& step : timeline.ranks[rank].memory) {
       events.add(R"({{"ph": "C", "pid": {}, "ts": {}, "name": "activations of rank {}", )"

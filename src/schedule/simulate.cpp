@@ -2,11 +2,26 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "pipetrain/error.h"
 #include "schedule/account.h"
 #include "schedule/walk.h"
 
 namespace pipetrain::schedule {
+
+double covered_time(std::vector<Interval> intervals) {
+  std::sort(intervals.begin(), intervals.end(),
+            [](const Interval& a, const Interval& b) { return a.start < b.start; });
+  double covered = 0;
+  double end = -std::numeric_limits<double>::infinity();
+  for (const Interval& interval : intervals) {
+    covered += std::max(0.0, interval.end - std::max(interval.start, end));
+    end = std::max(end, interval.end);
+  }
+  return covered;
+}
 
 Simulation simulate(const Schedule& schedule, const Costs& costs) {
   const Placement& placement = schedule.placement;

@@ -121,6 +121,10 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
   budget.channel_slots = Exchange::bytes(schedule, rank, message);
   budget.workspace =
       workspace_bytes(request.model, request.shape, request.precision, held, request.slots);
+  if (schedule.has_pairs(rank)) {
+    budget.workspace += workspace_bytes(request.model, request.shape, request.precision, held,
+                                        request.slots, WorkspaceUse::forward);
+  }
   budget.step_data = Optimizer::bytes(shape) + StepBuffers::bytes(request, placement, rank);
   budget.nccl = nccl_estimate(schedule, rank, shape.copies());
   return budget;

@@ -63,18 +63,13 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
       std::make_unique<StepBuffers>(job.request, placement, rank, optimizer_->losses(), step_data);
 
   Region workspace(workspace_memory_);
-  workspace_ = make_gpt_workspace(job.request.model, job.request.shape, job.request.precision, held,
-                                  job.request.slots, workspace);
-  std::map<int, Stage*> stages;
+  const std::map<int, Stage*> stages = make_stages(WorkspaceUse::everything, workspace, workspace_);
+  const std::map<int, Stage*> beside =
+      job.lowered.has_pairs(rank) ? make_stages(WorkspaceUse::forward, workspace, beside_workspace_)
+                                  : std::map<int, Stage*>();
   std::map<int, int> numbers;  // global stage -> its place among the stages of this rank
-  for (int stage = 0; stage < placement.stages(); ++stage) {
-    if (placement.holds(rank, stage)) {
-      stages_.push_back(make_gpt_stage(job.request.model, job.request.shape, job.request.precision,
-                                       job.request.stages[size_t(stage)], *store_,
-                                       step_buffers_->data(), *workspace_));
-      stages[stage] = stages_.back().get();
-      numbers.emplace(stage, int(numbers.size()));
-    }
+  for (const auto& [stage, made] : stages) {
+    numbers.emplace(stage, int(numbers.size()));
   }
 
   Region activations(activation_memory_);
@@ -89,14 +84,14 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   gradient_slots_->poison();
 
   executor_ = std::make_unique<Executor>(
-      job.lowered, rank, std::move(stages), *exchange_, *activations_, *gradient_slots_, compute_,
+      job.lowered, rank, stages, *exchange_, *activations_, *gradient_slots_, compute_,
       Executor::Mode::training,
       StepHooks{.reduce_gradients =
                     [this, numbers](int stage) {
                       optimizer_->reduce(numbers.at(stage), step_, compute_);
                     },
                 .optimizer_step = [this] { optimizer_->submit(step_, inputs_, compute_); }},
-      watchdog);
+      watchdog, beside);
   if (watchdog != nullptr) {
     watchdog->set_error_probe([this] {
       ncclResult_t result = exchange_->async_error();
@@ -113,6 +108,24 @@ Engine::~Engine() {
   if (watchdog_ != nullptr) {
     watchdog_->clear();
   }
+}
+
+std::map<int, Stage*> Engine::make_stages(WorkspaceUse use, Region& region, Workspace& workspace) {
+  const BudgetRequest& request = job_.request;
+  const schedule::Placement& placement = job_.lowered.placement;
+  const int rank = job_.grid.pipeline_rank();
+  workspace = make_gpt_workspace(request.model, request.shape, request.precision,
+                                 held_stages(request, placement, rank), request.slots, region, use);
+  std::map<int, Stage*> stages;
+  for (int stage = 0; stage < placement.stages(); ++stage) {
+    if (placement.holds(rank, stage)) {
+      stages_.push_back(make_gpt_stage(request.model, request.shape, request.precision,
+                                       request.stages[size_t(stage)], *store_,
+                                       step_buffers_->data(), *workspace));
+      stages[stage] = stages_.back().get();
+    }
+  }
+  return stages;
 }
 
 // All ranks create the groups they share in this order.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
 #include "pipetrain/schedule/lower.h"
 
@@ -80,6 +81,32 @@ TEST(BenchFigures, CostsAreMeansOfAStepAndMediansOfTheSteps) {
   EXPECT_NEAR(costs.forward[1], 2, tolerance);
   EXPECT_NEAR(costs.backward_input[1], 4, tolerance);  // whole backwards count as one
   EXPECT_EQ(costs.backward_weight[1], 0);
+}
+
+// One rank, F0 0 to 2, F1 beside B0 2.5 to 6 and 3 to 8, B1 8 to 12.
+TEST(BenchFigures, AnOverlappedPairIsOneComputationOfItsOwnKind) {
+  const schedule::Schedule pair = schedule::parse_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "pair");
+  const schedule::LoweredSchedule one_rank = lower(pair);
+  RankTrace trace;
+  trace.compute = {{pair.ranks[0][0], 0, 2},
+                   {pair.ranks[0][1], 2.5, 6},
+                   {pair.ranks[0][2], 3, 8},
+                   {pair.ranks[0][3], 8, 12}};
+  const schedule::Costs costs = measured_costs(one_rank.placement, {{trace}});
+  EXPECT_NEAR(costs.forward[0], 2, tolerance);
+  EXPECT_NEAR(costs.backward_input[0], 4, tolerance);
+  EXPECT_NEAR(costs.overlapped.at(0), 5.5, tolerance);
+
+  const schedule::Costs given = {
+      .forward = {2}, .backward_input = {3}, .backward_weight = {1}, .overlapped = {5}};
+  const schedule::Simulation planned = simulate(one_rank, given);
+  const StepFigures synthetic = step_figures(one_rank, planned, 0, {trace}, true);
+  EXPECT_NEAR(synthetic.makespan, 12, tolerance);
+  EXPECT_NEAR(synthetic.action_overhead, 0, tolerance);  // 0, -1, 1 and 0
+  trace.compute[1].end = trace.compute[2].end = 8.5;
+  trace.compute[3] = {pair.ranks[0][3], 8.5, 12.5};
+  EXPECT_NEAR(step_figures(one_rank, planned, 0, {trace}, true).action_overhead, 0.75,
+              tolerance);  // 0, 1.5, 1.5 and 0: both parts from the end of F0
 }
 
 TEST(BenchFigures, MedianOfAnEvenNumberIsTheMeanOfTheMiddle) {

@@ -118,7 +118,8 @@ void expect_every_message_returns(const Case& c, size_t bytes = 1024) {
     }
     int optimizer_steps = 0;
     Executor executor(schedule, rank, stage_map, exchange, activations, gradients, compute,
-                      Executor::Mode::training, {[](int) {}, [&] { ++optimizer_steps; }}, nullptr);
+                      Executor::Mode::training, {[](int) {}, [&] { ++optimizer_steps; }}, nullptr,
+                      stage_map);
     PinnedBuffer sent(all_bytes);
     std::vector<std::byte> received(all_bytes);
     activations.poison();
@@ -159,7 +160,8 @@ const std::vector<Case>& cases() {
       {"gpipe", 1, 1, 1},       {"gpipe", 4, 1, 3},       {"1f1b", 1, 1, 4},
       {"1f1b", 2, 1, 1},        {"1f1b", 4, 1, 2},        {"1f1b", 4, 1, 8},
       {"interleaved", 1, 4, 3}, {"interleaved", 2, 2, 4}, {"interleaved", 4, 2, 8},
-      {"interleaved", 2, 4, 1},
+      {"interleaved", 2, 4, 1}, {"dualpipe-v", 1, 2, 3},  {"dualpipe-v", 2, 2, 5},
+      {"dualpipe", 2, 1, 6},
   };
   return list;
 }

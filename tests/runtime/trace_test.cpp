@@ -24,6 +24,31 @@ std::vector<RankTrace> two_ranks() {
   return {first, second};
 }
 
+TEST(Trace, WhatOverlapsCountsOnce) {
+  RankTrace trace = two_ranks()[0];
+  EXPECT_EQ(trace.busy(), 4.0);
+  trace.compute[0].action.overlaps_next = true;
+  trace.compute[1] = {
+      {Kind::backward, 0, 0}, -0.5, 1.5};  // begins before the other, ends before it
+  EXPECT_EQ(trace.busy(), 2.5);
+  trace.compute[1] = {{Kind::backward, 0, 0}, 0.5, 1.5};  // within the other
+  trace.compute.push_back({{Kind::backward, 0, 1}, 3.0, 4.0});
+  EXPECT_EQ(trace.busy(), 3.0);
+  const auto schedule = schedule::generate({.name = "1f1b", .ranks = 2, .microbatches = 1});
+  const schedule::Simulation measured =
+      measured_step({trace, trace}, schedule::simulate(schedule, {}));
+  EXPECT_EQ(measured.ideal, 3.0);
+  EXPECT_NEAR(measured.span, 4.0, 1e-3);
+}
+
+// The parts of a pair do not end in the order of the list.
+TEST(Trace, TheSpanOfARankEndsWithItsLastComputation) {
+  RankTrace trace;
+  trace.compute = {{{Kind::forward, 0, 0, true}, 1.0, 9.0}, {{Kind::backward, 0, 0}, 0.0, 7.0}};
+  const auto schedule = schedule::generate({.name = "1f1b", .ranks = 1, .microbatches = 1});
+  EXPECT_EQ(measured_step({trace}, schedule::simulate(schedule, {})).span, 9.0);
+}
+
 TEST(Trace, SurvivesTheWayToAnotherRank) {
   const RankTrace sent = two_ranks()[1];
   const RankTrace received = deserialize_trace(serialize(sent));

@@ -222,6 +222,35 @@ TEST(RenderChromeTrace, HoldsEveryComputationOfEveryRank) {
   EXPECT_NEAR(last, 1000 * picture.simulation.makespan, 1e-6);
 }
 
+// As measured: the parts of a pair neither begin nor end together.
+TEST(RenderChromeTrace, EventsOfAThreadDoNotOverlap) {
+  Drawn picture = drawn("dualpipe", 4, 8);
+  for (RankResult& rank : picture.simulation.ranks) {
+    for (Interval& interval : rank.intervals) {
+      const double shift = interval.action.kind == Kind::forward ? 0.1 : 0.2;
+      interval.start += shift / 2;
+      interval.end -= 0.3 - shift;
+    }
+  }
+  const auto trace =
+      nlohmann::json::parse(render_chrome_trace(picture.simulation, picture.schedule));
+  std::map<int, std::map<double, double>> events;  // by thread: start, end
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("ph") == "X") {
+      const double start = event.at("ts");
+      events[event.at("tid")][start] = start + event.at("dur").get<double>();
+    }
+  }
+  EXPECT_EQ(events.size(), 8u);
+  for (const auto& [thread, intervals] : events) {
+    double end = 0;
+    for (const auto& [start, its_end] : intervals) {
+      EXPECT_GE(start, end) << "thread " << thread;
+      end = its_end;
+    }
+  }
+}
+
 TEST(RenderChromeTrace, TransfersBeginAndEnd) {
   const LoweredSchedule lowered = lower(generate(request("1f1b", 4, 8)));
   Costs costs = times(1, 1, 1, 0.1);

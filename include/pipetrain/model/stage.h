@@ -90,18 +90,30 @@ size_t activation_slot_bytes(const GptConfig& config, const MicrobatchShape& sha
 size_t gradient_slot_bytes(const GptConfig& config, const MicrobatchShape& shape,
                            Precision precision, const StageLayers& layers,
                            const SlotPolicy& policy);
+enum class WorkspaceUse { everything, forward };  // forward: smaller
 size_t workspace_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-                       const std::vector<StageLayers>& stages, const SlotPolicy& policy);
+                       const std::vector<StageLayers>& stages, const SlotPolicy& policy,
+                       WorkspaceUse use = WorkspaceUse::everything);
 size_t message_bytes(const GptConfig& config, const MicrobatchShape& shape, Precision precision);
 
-// What all GPT stages of one rank share: the workspace, the matmul handle and its plans, the
-// policy. Work of stages that share it must be submitted to one stream. Between
-// load_output_gradient and the backward or input gradient that it is for no other work of these
-// stages may be submitted.
+// What GPT stages of one rank share: the workspace, the matmul handle and its plans, the policy.
+// Work of stages that share it must be submitted to one stream. Between load_output_gradient and
+// the backward or input gradient that it is for no other work of these stages may be submitted.
+// With WorkspaceUse::forward the stages may be called for F alone.
+//
+// An F may run beside a B or I of the same rank, whatever their stages, on another stream, if each
+// has a workspace of its own. Nothing that one of them writes is touched by the other:
+//   F     its activation slot and outgoing message; with the head the loss of its micro-batch, and
+//         the gradients of ln_f and of the head's matrix, which with a tied head are the head's
+//         part, a buffer of its own also where the rank embeds too
+//   B, I  its activation and gradient slot, its outgoing message; the gradients of blocks and of
+//         wte and wpe, of a tied wte the embedding's part
+// Both read weights and tokens, which change between steps only.
 class GptWorkspace;
 std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> make_gpt_workspace(
     const GptConfig& config, const MicrobatchShape& shape, Precision precision,
-    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region);
+    const std::vector<StageLayers>& stages, const SlotPolicy& policy, Region& region,
+    WorkspaceUse use = WorkspaceUse::everything);
 
 // The GPT chunk `layers`, with its weights in `store`. `data` and `workspace` must outlive it.
 std::unique_ptr<Stage> make_gpt_stage(const GptConfig& config, const MicrobatchShape& shape,

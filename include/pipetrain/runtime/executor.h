@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "pipetrain/model/stage.h"
@@ -22,16 +23,20 @@ struct StepHooks {
   std::function<void()> optimizer_step;
 };
 
-// Walks one rank's lowered list: the list is the program. Nothing here allocates or waits.
+// Walks one rank's lowered list: the list is the program. Nothing here allocates or waits. The F of
+// an overlapped pair runs on a stream of the executor's own, beside the backward on the compute
+// stream: after all that was submitted before the pair, and before all that comes after it.
 class Executor {
  public:
   enum class Mode { training, forward_only };  // forward_only: no activation is kept
 
   // `rank` is the pipeline rank; `stages` maps the global stages that it holds. `watchdog` may be
-  // null. All arguments must outlive the executor.
+  // null. `beside`: the same stages for the F of overlapped pairs, such that both may be used from
+  // two streams at once; not used where the list has no pairs. All arguments must outlive the
+  // executor.
   Executor(const schedule::LoweredSchedule& schedule, int rank, std::map<int, Stage*> stages,
            Exchange& exchange, Pool& activations, Pool& gradients, const Stream& compute, Mode mode,
-           StepHooks hooks, Watchdog* watchdog);
+           StepHooks hooks, Watchdog* watchdog, std::map<int, Stage*> beside = {});
 
   // Submits one step; returns without waiting for it. At most two steps may be in flight.
   void run_step(int64_t step);
@@ -51,8 +56,15 @@ class Executor {
     size_t first_watchdog_item = 0;
   };
 
-  void run(const schedule::LoweredAction& entry, Event& started, Event& ended);
-  void forward(const schedule::LoweredAction& entry, Event& started, Event& ended);
+  // Where work is submitted to, and through which stages.
+  struct Lane {
+    const Stream* stream = nullptr;
+    std::map<int, Stage*> stages;
+  };
+
+  void run(const schedule::LoweredAction& entry, const Lane& lane, Event& started, Event& ended);
+  void forward(const schedule::LoweredAction& entry, const Lane& lane, Event& started,
+               Event& ended);
   void backward(const schedule::LoweredAction& entry, Event& started, Event& ended);
   void backward_weight(const schedule::LoweredAction& entry, Event& started, Event& ended);
   std::string describe(const schedule::LoweredAction& entry) const;
@@ -63,11 +75,14 @@ class Executor {
   const schedule::LoweredSchedule& schedule_;
   const std::vector<schedule::LoweredAction>& list_;
   int rank_;
-  std::map<int, Stage*> stages_;
   Exchange& exchange_;
   Pool& activations_;
   Pool& gradients_;
   const Stream& compute_;
+  Lane main_;
+  std::optional<Stream> second_stream_;  // with pairs
+  Lane beside_;
+  Event fork_;  // what was submitted before the pair
   bool keep_;
   StepHooks hooks_;
   Watchdog* watchdog_;

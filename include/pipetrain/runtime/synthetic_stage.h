@@ -10,18 +10,14 @@
 
 namespace pipetrain {
 
-// What each entry of a rank's list occupies the compute stream for, in milliseconds: its planned
-// time. Of an overlapped pair the first entry takes the pair's time and the second none, for they
-// share the stream: so both results are there at the pair's end.
-std::vector<double> synthetic_times(const std::vector<schedule::Interval>& planned);
-
 // A stage that computes nothing: it keeps its stream busy for as long as was planned and moves
-// messages as a real stage does, into slots and out of them. On the host it takes no core. Slots of
-// both pools have the size of a message.
+// messages as a real stage does, into slots and out of them. Each part of an overlapped pair takes
+// the pair's time, side by side with the other. On the host it takes no core. Slots of both pools
+// have the size of a message.
 class SyntheticStage final : public Stage {
  public:
-  // `planned`: what the rank does, in list order, in milliseconds; the stage takes the times of its
-  // own entries from it, by synthetic_times().
+  // `planned`: what the rank does, in milliseconds; the stage takes the times of its own entries
+  // from it.
   SyntheticStage(const std::vector<schedule::Interval>& planned, int stage, int microbatches,
                  size_t message_bytes);
 

@@ -14,7 +14,7 @@ struct RankTrace {
   std::vector<schedule::Interval> transfers;  // from the start of an operation to its end
   double end_of_step = 0;
 
-  double busy() const;         // sum over compute
+  double busy() const;         // in which something was computed; a pair's overlap counts once
   double compute_end() const;  // of the last compute entry
 };
 

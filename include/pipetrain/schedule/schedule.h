@@ -86,6 +86,8 @@ struct LoweredSchedule {
   std::vector<Position> order;
   Update update = Update::step;
   bool forward_only = false;
+
+  bool has_pairs(int rank) const;  // overlapped ones
 };
 
 }  // namespace pipetrain::schedule

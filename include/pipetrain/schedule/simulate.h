@@ -28,6 +28,9 @@ struct Interval {
   double end = 0;
 };
 
+// Length of the time that the intervals cover: what overlaps counts once.
+double covered_time(std::vector<Interval> intervals);
+
 struct RankResult {
   std::vector<Interval> intervals;  // F, B, I and W in list order
   double busy = 0;                  // reductions and optimizer steps of a lowered list included

@@ -20,9 +20,9 @@ struct Budget {
   size_t activation_slots = 0;  // F to B or W
   size_t gradient_slots = 0;    // I to W
   size_t channel_slots = 0;     // messages
-  size_t workspace = 0;
-  size_t step_data = 0;  // tokens, losses, norms
-  size_t nccl = 0;       // estimate
+  size_t workspace = 0;         // with overlapped pairs a second one, for F
+  size_t step_data = 0;         // tokens, losses, norms
+  size_t nccl = 0;              // estimate
 
   size_t allocated() const;  // everything but nccl
   size_t total() const { return allocated() + nccl; }

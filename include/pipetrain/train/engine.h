@@ -47,7 +47,11 @@ class Engine {
   const Pool& gradient_slots() const { return *gradient_slots_; }
 
  private:
+  using Workspace = std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)>;
+
   void make_groups(Control& control);
+  // The stages of this rank, with a workspace from `region` that is put into `workspace`.
+  std::map<int, Stage*> make_stages(WorkspaceUse use, Region& region, Workspace& workspace);
 
   const Job& job_;
   Watchdog* watchdog_;
@@ -66,7 +70,8 @@ class Engine {
   std::unique_ptr<Communicator> tied_;    // on the ends of a tied embedding, where they lie apart
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<StepBuffers> step_buffers_;
-  std::unique_ptr<GptWorkspace, void (*)(GptWorkspace*)> workspace_{nullptr, nullptr};
+  Workspace workspace_{nullptr, nullptr};
+  Workspace beside_workspace_{nullptr, nullptr};  // where the schedule has overlapped pairs
   std::vector<std::unique_ptr<Stage>> stages_;
   std::unique_ptr<Pool> activations_;
   std::unique_ptr<Pool> gradient_slots_;
