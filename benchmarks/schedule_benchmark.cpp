@@ -1,9 +1,14 @@
-// How the schedule layer scales: generate, validate, simulate and lower over the number of actions.
+// How the schedule layer scales: generate, validate, simulate, lower and search over the number of
+// actions.
 
 #include <benchmark/benchmark.h>
 
+#include <optional>
+#include <utility>
+
 #include "pipetrain/schedule/generate.h"
 #include "pipetrain/schedule/lower.h"
+#include "pipetrain/schedule/search.h"
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/schedule/validate.h"
 
@@ -70,10 +75,33 @@ void simulate_lowered(benchmark::State& state, const char* name) {
   count_actions(state, schedule);
 }
 
+// At most `chunks` per rank, on a loop and on a V, in the memory of 1f1b.
+void search_schedule(benchmark::State& state) {
+  SearchRequest request;
+  request.ranks = int(state.range(0));
+  request.max_chunks = int(state.range(1));
+  request.microbatches = int(state.range(2));
+  request.activation_limit = {double(request.ranks)};
+  request.allow_v = true;
+  std::optional<SearchResult> result;
+  for (auto _ : state) {
+    result = search(request);
+  }
+  count_actions(state, result->schedule);
+}
+
 void sizes(benchmark::internal::Benchmark* bench, int chunks) {
   bench->ArgNames({"p", "v", "m"})->Unit(benchmark::kMillisecond);
   for (const int microbatches : {64, 256, 1024}) {
     bench->Args({64, chunks, microbatches});
+  }
+  bench->Complexity();
+}
+
+void searched_sizes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"p", "v", "m"})->Unit(benchmark::kMillisecond)->Iterations(1);
+  for (const auto& [ranks, microbatches] : {std::pair(4, 8), {8, 32}, {16, 64}, {64, 256}}) {
+    bench->Args({ranks, 1, microbatches});
   }
   bench->Complexity();
 }
@@ -96,6 +124,7 @@ BENCHMARK_CAPTURE(simulate_schedule, zb_h1, "zb-h1")->Apply(one_chunk);
 BENCHMARK_CAPTURE(lower_schedule, interleaved, "interleaved")->Apply(eight_chunks);
 BENCHMARK_CAPTURE(lower_schedule, zb_h1, "zb-h1")->Apply(one_chunk);
 BENCHMARK_CAPTURE(simulate_lowered, interleaved, "interleaved")->Apply(eight_chunks);
+BENCHMARK(search_schedule)->Apply(searched_sizes);
 
 }  // namespace
 }  // namespace pipetrain::schedule

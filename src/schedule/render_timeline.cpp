@@ -37,7 +37,11 @@ void add_memory(RankTimeline& rank, const Block& block, double weight_memory, do
       return;
   }
   const double held = (rank.memory.empty() ? 0 : rank.memory.back().held) + change * share;
-  rank.memory.push_back({time, held});
+  if (!rank.memory.empty() && rank.memory.back().time >= time) {
+    rank.memory.back().held = held;  // given back and taken at once
+  } else {
+    rank.memory.push_back({time, held});
+  }
   rank.peak = std::max(rank.peak, held);
 }
 

@@ -74,6 +74,29 @@ TEST(Formulas, InterleavedDividesTheBubbleByTheChunks) {
   }
 }
 
+// The three texts' formulas of interleaved: over the ideal time, over the step, and neither.
+TEST(Formulas, InterleavedBubbleIsReportedOverTheIdealAndOverTheStep) {
+  for (int p = 2; p <= 6; ++p) {
+    for (int v = 1; v <= 4; ++v) {
+      for (int m = p; m <= 3 * p; m += p) {
+        const Simulation s = run(request("interleaved", p, m, v), times(3, 4, 2));
+        EXPECT_NEAR(s.bubble_over_ideal(), (p - 1.0) / (v * m), exact);
+        EXPECT_NEAR(s.bubble_fraction(), (p - 1.0) / (v * m + p - 1), exact);
+        if (v > 1) {
+          EXPECT_GT(std::abs(s.bubble_fraction() - (p - 1.0) / (v * (m + p - 1))), 1e-3);
+        }
+      }
+    }
+  }
+}
+
+TEST(Formulas, FourMicrobatchesPerRankKeepTheBubbleUnderAFifth) {
+  for (int p = 2; p <= 64; p *= 2) {
+    EXPECT_LT(run(request("1f1b", p, 4 * p), {}).bubble_fraction(), 0.2) << "p=" << p;
+  }
+  EXPECT_NEAR(run(request("1f1b", 64, 64), {}).bubble_fraction(), 0.5, 0.005);
+}
+
 TEST(Formulas, LoopedBfsDividesTheBubbleByTheChunksAndKeepsAll) {
   for (const Costs& costs : all_times) {
     for (int p = 1; p <= 8; ++p) {
@@ -161,6 +184,22 @@ TEST(Formulas, VHalfAndVMinKeepHalfAndAThird) {
   }
 }
 
+// Where W is shorter than F or B the pattern of v-min does not close up: every micro-batch adds
+// idle time, in the end more than 1f1b has.
+TEST(Formulas, VMinGrowsWithTheMicrobatchesUnlessTimesAreEqual) {
+  const auto idle = [](const char* name, int m, const Costs& costs) {
+    Request asked = request(name, 8, m);
+    asked.costs = costs;
+    return bubble(run(asked, costs));
+  };
+  const Costs equal = times(1, 1, 1);
+  EXPECT_NEAR(idle("v-min", 64, equal), idle("v-min", 16, equal), exact);
+  EXPECT_LT(idle("v-min", 64, equal), 0.75 * idle("1f1b", 64, equal));
+  const Costs unequal = times(3, 4, 2);
+  EXPECT_GT(idle("v-min", 64, unequal), 2 * idle("v-min", 16, unequal));
+  EXPECT_GT(idle("v-min", 64, unequal), idle("1f1b", 64, unequal));
+}
+
 // With pairs shorter than their parts, ranks save time by pairs: the rank with the most idle time
 // has the bubble of the formula.
 TEST(Formulas, DualpipeIdlesForHalfOfTheRanks) {
@@ -213,6 +252,19 @@ TEST(Formulas, ChimeraTilesItsBlocks) {
       for (int r = 0; r < p; ++r) {
         EXPECT_EQ(s.ranks[r].peak_chunks, p / 2 + 1 + std::min(r, p - 1 - r))
             << "p=" << p << " m=" << m;
+      }
+    }
+  }
+}
+
+TEST(Formulas, AsynchronousSchedulesHaveNoBubbleInSteadyState) {
+  for (const char* name : {"pipedream", "pipedream-2bw"}) {
+    for (const Costs& costs : all_times) {
+      for (int p = 1; p <= 8; ++p) {
+        for (int m = p; m <= 3 * p; ++m) {
+          const double longer = run(request(name, p, m + 1), costs).makespan;
+          EXPECT_NEAR(longer - run(request(name, p, m), costs).makespan, total(costs), exact);
+        }
       }
     }
   }

@@ -197,6 +197,27 @@ TEST(RenderSvg, ShowsPhasesLegendNumbersAndMemory) {
   EXPECT_EQ(count(text, ">7</text>"), 8) << "micro-batch 7 on 4 ranks, forward and backward";
 }
 
+// Three points in one column would be a spike: memory given back and taken again at once.
+TEST(RenderSvg, MemoryHasOneValueAtATime) {
+  const Drawn picture = drawn("zb-v", 4, 8);
+  const std::string text = render_svg(picture.simulation, picture.schedule);
+  int curves = 0;
+  for (size_t at = text.find("<polyline"); at != std::string::npos;
+       at = text.find("<polyline", at + 1)) {
+    const size_t begin = text.find("points=\"", at) + 8;
+    std::istringstream points(text.substr(begin, text.find('"', begin) - begin));
+    std::vector<std::string> columns;
+    for (std::string point; points >> point;) {
+      columns.push_back(point.substr(0, point.find(',')));
+    }
+    curves += columns.size() > 10;  // the others bound the phases
+    for (size_t i = 2; i < columns.size() && columns[i] != columns.back(); ++i) {
+      EXPECT_FALSE(columns[i] == columns[i - 1] && columns[i] == columns[i - 2]) << columns[i];
+    }
+  }
+  EXPECT_EQ(curves, 4);
+}
+
 TEST(RenderSvg, OverlappedPairsShareTheHeight) {
   const Drawn picture = drawn("dualpipe", 4, 8);
   const std::string text = render_svg(picture.simulation, picture.schedule);
