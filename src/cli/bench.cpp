@@ -179,31 +179,24 @@ void Bench::run_model(const std::string& name) {
   TrainConfig config = options_.train;
   config.schedule = name;
   config.steps = model_warm_up + options_.repeat;
-  std::optional<Job> job;
-  {
-    const Watchdog::HostPhase phase = host_phase("reads its input and waits for the others");
-    std::optional<RandomTokens> tokens;
-    agree(control_, [&] {
-      if (config.data.empty()) {
-        use_random_tokens(config, tokens);
-      }
-      job.emplace(make_job(config, control_.size(), control_.rank()));
-      size_t free_bytes = 0;
-      size_t total_bytes = 0;
-      check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-      require_fit(*job, free_bytes);
-    });
-    control_.require_equal(job->fingerprint(), "the job (flags, data or schedule)");
+  std::optional<RandomTokens> tokens;
+  if (config.data.empty()) {
+    const Watchdog::HostPhase phase = host_phase("writes its tokens and waits for the others");
+    agree(control_, [&] { use_random_tokens(config, tokens); });
+  }
+  const Job job = plan_job(config, control_, &watchdog_);
+  for (const std::string& note : job.notes) {
+    say(note);
   }
   say(fmt::format("{}: {} steps, {} of them to warm up", name, config.steps, model_warm_up));
-  const std::unique_ptr<BenchSubject> subject = make_model_subject(*job, control_, watchdog_);
-  const Samples samples = measure(*subject, job->grid.replicas, model_warm_up);
+  const std::unique_ptr<BenchSubject> subject = make_model_subject(job, control_, watchdog_);
+  const Samples samples = measure(*subject, job.grid.replicas, model_warm_up);
   if (!leads()) {
     return;
   }
-  const schedule::Costs costs = measured_costs(job->lowered.placement, samples.traces);
-  add_result(name, job->lowered, costs, simulate(job->lowered, costs), samples,
-             double(job->batch.tokens_per_step()));
+  const schedule::Costs costs = measured_costs(job.lowered.placement, samples.traces);
+  add_result(name, job.lowered, costs, simulate(job.lowered, costs), samples,
+             double(job.batch.tokens_per_step()));
 }
 
 // Runs the steps, each from a common start.

@@ -28,7 +28,7 @@ const std::vector<std::string> model_flags = {
     "--data",      "--sequence-length", "--microbatch-size",
     "--zero",      "--data-parallel",   "--layers-per-stage",
     "--precision", "--memory-limit",    "--recompute",
-    "--defer"};
+    "--defer",     "--balance"};
 
 // Times of synthetic stages; in milliseconds.
 void add_synthetic_flags(CLI::App& app, BenchOptions& options) {

@@ -28,7 +28,9 @@ void add_slot_flags(CLI::App& app, SlotPolicy& slots) {
 }
 
 void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
-  app.add_option("--schedule", config.schedule, "gpipe, 1f1b, interleaved, ..., or csv:FILE")
+  app.add_option("--schedule", config.schedule,
+                 "gpipe, 1f1b, interleaved, ..., csv:FILE, or auto: profiles the devices and "
+                 "searches the shortest step that fits the memory limit")
       ->capture_default_str();
   app.add_option("--chunks", config.chunks, "chunks per rank v");
   app.add_option("--group", config.group, "interleaved: group N; default min(p, m)");
@@ -43,6 +45,10 @@ void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precisi
       ->capture_default_str();
   app.add_option("--layers-per-stage", config.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
+  app.add_option("--balance", config.balance,
+                 "layers: as many to each stage as to the others; measured: by profiled times, "
+                 "embedding and head counted, within the memory limit")
+      ->capture_default_str();
   app.add_option("--precision", precision, "fp32 or bf16")->capture_default_str();
   add_slot_flags(app, config.slots);
   app.add_option("--memory-limit", config.memory_limit, "GiB per rank; default: the device's");

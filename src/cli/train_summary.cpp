@@ -36,6 +36,8 @@ std::string files_text(const TrainConfig& config) {
   };
   add("metrics", config.run_dir.empty() ? "" : config.run_dir + "/metrics.jsonl");
   add("log", config.run_dir.empty() ? "" : config.run_dir + "/log.txt");
+  add("plan",
+      config.run_dir.empty() || config.schedule != "auto" ? "" : config.run_dir + "/plan.csv");
   add("trace", config.trace);
   add("gradients", config.dump_gradients);
   add("weights", config.export_dir);
@@ -52,8 +54,9 @@ std::string train_summary(const TrainConfig& config, const TrainReport& report, 
   text += render_ascii(report.measured, report.schedule, {.colour = colour, .time_unit = "ms"});
   text += "\n" + peaks_text(report);
   text +=
-      fmt::format("bubble:    {:.1f}% measured, {:.1f}% planned at equal times of F, B and W\n",
-                  100 * report.measured.bubble_fraction(), 100 * report.planned.bubble_fraction());
+      fmt::format("bubble:    {:.1f}% measured, {:.1f}% planned at {}\n",
+                  100 * report.measured.bubble_fraction(), 100 * report.planned.bubble_fraction(),
+                  report.profiled ? "the profile's times" : "equal times of F, B and W");
   if (last.device == "host" && size_t(cores) < report.peaks.size()) {
     text +=
         fmt::format("           {} ranks share {} cores here, so they cannot run side by side\n",

@@ -111,6 +111,10 @@ void check(const SearchRequest& request) {
     throw UsageError(fmt::format("--chunks {}: the search takes 1 to {} chunks per rank",
                                  request.max_chunks, kMostChunks));
   }
+  if (request.min_chunks < 1 || (request.min_chunks > request.max_chunks && !request.allow_v)) {
+    throw InternalError(fmt::format("a search among loop placements of {} to {} chunks alone",
+                                    request.min_chunks, request.max_chunks));
+  }
   const std::vector<double>& limits = request.activation_limit;
   if (limits.size() > 1 && limits.size() != size_t(request.ranks)) {
     throw UsageError(fmt::format("--activation-limit has {} values; one or --ranks {} are allowed",
@@ -134,7 +138,7 @@ SearchResult search(const SearchRequest& request) {
   // Checks counts and times.
   simulate(generate({"1f1b", request.ranks, request.microbatches, 0, 0}), request.costs);
   std::vector<Option> options;
-  for (int chunks = 1; chunks <= request.max_chunks; ++chunks) {
+  for (int chunks = request.min_chunks; chunks <= request.max_chunks; ++chunks) {
     options.push_back(explore(request, Placement::Kind::loop, chunks));
   }
   if (request.allow_v) {

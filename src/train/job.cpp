@@ -66,6 +66,8 @@ schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& gri
   }
 }
 
+}  // namespace
+
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
   schedule::Schedule schedule = config.schedule.starts_with(csv_prefix)
                                     ? csv_schedule(config, grid)
@@ -79,9 +81,7 @@ schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
   return schedule;
 }
 
-}  // namespace
-
-Job make_job(const TrainConfig& config, int ranks, int rank) {
+JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
   config.check();
   const Grid grid = make_grid(ranks, rank, config.data_parallel);
   auto tokens = std::make_unique<TokenStream>(config.data);
@@ -98,34 +98,43 @@ Job make_job(const TrainConfig& config, int ranks, int rank) {
   auto batches = std::make_unique<TokenBatches>(*tokens, batch, model.config.vocabulary,
                                                 config.shuffle, config.seed);
   tokens->check_vocabulary(model.config.vocabulary);
+  const BudgetRequest request = {.model = model.config,
+                                 .shape = shape,
+                                 .precision = config.precision,
+                                 .stages = {},
+                                 .replicas = grid.replicas,
+                                 .split_state = config.zero == 1,
+                                 .slots = config.slots};
+  return {config, std::move(model), grid, batch, std::move(tokens), std::move(batches), request};
+}
 
-  schedule::Schedule schedule = make_schedule(config, grid);
+Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
+             const std::optional<schedule::Costs>& costs) {
   std::vector<std::string> warnings = validate(schedule);
   schedule::LoweredSchedule lowered = lower(schedule);
-  schedule::Simulation planned = simulate(schedule, {});
-
-  const BudgetRequest request = {
-      .model = model.config,
-      .shape = shape,
-      .precision = config.precision,
-      .stages =
-          partition(model.config.layers, schedule.placement.stages(), config.layers_per_stage),
-      .replicas = grid.replicas,
-      .split_state = config.zero == 1,
-      .slots = config.slots};
-  const Budget budget = rank_budget(request, lowered, grid.pipeline_rank());
-  return {config,
-          std::move(model),
-          grid,
-          batch,
-          std::move(tokens),
-          std::move(batches),
+  schedule::Simulation planned = costs ? simulate(lowered, *costs) : simulate(schedule, {});
+  inputs.request.stages = std::move(stages);
+  const Budget budget = rank_budget(inputs.request, lowered, inputs.grid.pipeline_rank());
+  return {std::move(inputs),
           std::move(schedule),
           std::move(lowered),
           std::move(planned),
+          costs,
           std::move(warnings),
-          request,
+          {},
           budget};
+}
+
+Job make_job(const TrainConfig& config, int ranks, int rank) {
+  JobInputs inputs = read_inputs(config, ranks, rank);
+  if (config.needs_profile()) {
+    throw UsageError(fmt::format("--schedule {} --balance {}: needs a profile of the devices",
+                                 config.schedule, config.balance));
+  }
+  schedule::Schedule schedule = make_schedule(config, inputs.grid);
+  std::vector<StageLayers> stages =
+      partition(inputs.model.config.layers, schedule.placement.stages(), config.layers_per_stage);
+  return make_job(std::move(inputs), std::move(schedule), std::move(stages));
 }
 
 std::string Job::fingerprint() const {

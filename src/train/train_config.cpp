@@ -1,6 +1,7 @@
 #include "pipetrain/train/train_config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <filesystem>
@@ -91,6 +92,18 @@ void TrainConfig::check() const {
   require_count(data_parallel, 1, "--data-parallel");
   if (zero != 0 && zero != 1) {
     throw UsageError(fmt::format("--zero {}: must be 0 or 1", zero));
+  }
+  if (balance != "layers" && balance != "measured") {
+    throw UsageError(fmt::format("--balance {}: must be layers or measured", balance));
+  }
+  if (balance == "measured" && !layers_per_stage.empty()) {
+    throw UsageError(fmt::format(
+        "--balance measured: --layers-per-stage {} decides the partition; leave one of them out",
+        fmt::join(layers_per_stage, ",")));
+  }
+  if (schedule == "auto" && group) {
+    throw UsageError(
+        fmt::format("--group {}: --schedule auto has no groups, leave it out", *group));
   }
   if (memory_limit) {
     require_above_zero(*memory_limit, "--memory-limit");

@@ -11,11 +11,10 @@
 #include <optional>
 
 #include "pipetrain/comm/agree.h"
-#include "pipetrain/device/check.h"
 #include "pipetrain/device/info.h"
-#include "pipetrain/error.h"
 #include "pipetrain/model/flops.h"
 #include "pipetrain/runtime/watchdog.h"
+#include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/render.h"
 #include "pipetrain/train/engine.h"
 #include "pipetrain/train/job.h"
@@ -103,21 +102,9 @@ Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control
   prepare(config);
 }
 
-// Everything that can be wrong with the input, before anything is allocated.
 void Trainer::prepare(const TrainConfig& config) {
-  const Watchdog::HostPhase phase = host_phase("reads its input and waits for the others");
-  agree(control_, [&] {
-    job_.emplace(make_job(config, control_.size(), control_.rank()));
-    if (device_count() == 0) {
-      throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
-    }
-    select_device(control_.local_rank() % device_count());
-    size_t free_bytes = 0;
-    size_t total_bytes = 0;
-    check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-    require_fit(*job_, free_bytes);
-  });
-  control_.require_equal(job_->fingerprint(), "the job (flags, data or schedule)");
+  job_.emplace(plan_job(config, control_, watchdog()));
+  const Watchdog::HostPhase phase = host_phase("opens its files and waits for the others");
   agree(control_, [&] {
     if (leads()) {
       open_outputs(config);
@@ -146,6 +133,11 @@ void Trainer::open_outputs(const TrainConfig& config) {
   if (!config.run_dir.empty()) {
     run_directory_ = std::make_unique<RunDirectory>(config.run_dir);
     metrics_ = std::make_unique<MetricsFile>(run_directory_->metrics_file());
+    if (config.schedule == "auto") {
+      OutputFile plan(run_directory_->plan_file());
+      plan.write(to_csv(job_->schedule));
+      plan.finish();
+    }
   }
   for (const Output& output : outputs) {
     const std::filesystem::path path = std::filesystem::absolute(output.path);
@@ -188,6 +180,9 @@ void Trainer::announce() {
       log_->info(note);
     }
   }
+  for (const std::string& note : job_->notes) {
+    log_->info(note);
+  }
   const std::string budget = to_string(job_->budget);
   const auto budgets = control_.gather(std::as_bytes(std::span(budget.data(), budget.size())), 0);
   for (size_t rank = 0; rank < budgets.size(); ++rank) {
@@ -210,6 +205,7 @@ TrainReport Trainer::run() {
                               .schedule = job_->schedule,
                               .planned = job_->planned,
                               .measured = job_->planned,
+                              .profiled = job_->costs.has_value(),
                               .stopped = false});
   loop();
   write_outputs();

@@ -19,7 +19,8 @@ struct SearchRequest {
   // In rank shares, one entry per rank or one for all; empty: no limit.
   std::vector<double> activation_limit = {};
   Objective objective = Objective::makespan;
-  int max_chunks = 1;    // loop placements with 1..max_chunks chunks per rank
+  int min_chunks = 1;    // loop placements with min_chunks..max_chunks chunks per rank; none where
+  int max_chunks = 1;    // min_chunks is larger
   bool allow_v = false;  // the V placement with two chunks per rank
   double effort = 1;     // scales the numbers of trials, which depend on the size else
 };

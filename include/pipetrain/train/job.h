@@ -1,10 +1,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "pipetrain/comm/control.h"
 #include "pipetrain/comm/grid.h"
+#include "pipetrain/runtime/watchdog.h"
 #include "pipetrain/schedule/schedule.h"
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/train/budget.h"
@@ -13,29 +16,49 @@
 
 namespace pipetrain {
 
-// A training run as it is planned: everything that is known before anything is allocated on a
-// device. All ranks make the same job, but for grid.rank and budget.
-struct Job {
+// What the flags and the files they name say, without the schedule.
+struct JobInputs {
   TrainConfig config;
   ModelChoice model;
   Grid grid;
   BatchShape batch;
   std::unique_ptr<TokenStream> tokens;
   std::unique_ptr<DataSource> batches;
+  BudgetRequest request;  // stages come with the schedule
+};
+
+// A training run as it is planned: everything that is known before anything is allocated on a
+// device. All ranks make the same job, but for grid.rank, budget and notes.
+struct Job : JobInputs {
   schedule::Schedule schedule;
   schedule::LoweredSchedule lowered;
-  schedule::Simulation planned;  // F = B = W = 1 per share
+  schedule::Simulation planned;          // at the profile's times, else F = B = W = 1 per share
+  std::optional<schedule::Costs> costs;  // the profile's times, milliseconds
   std::vector<std::string> warnings;
-  BudgetRequest request;
-  Budget budget;  // of this rank
+  std::vector<std::string> notes;  // what was profiled and planned with; on rank 0
+  Budget budget;                   // of this rank
 
   // What ranks must have in common: sizes, precision, step, optimizer, the schedule.
   std::string fingerprint() const;
 };
 
-// Reads what the flags name and plans the run for `rank` of `ranks`. Throws UsageError naming the
-// flag.
+// Reads what the flags name. Throws UsageError naming the flag.
+JobInputs read_inputs(const TrainConfig& config, int ranks, int rank);
+// The schedule of a name that needs no profile. Throws UsageError naming the flag.
+schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid);
+// The run with this schedule and these stages. costs: where they were profiled.
+Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
+             const std::optional<schedule::Costs>& costs = std::nullopt);
+
+// Plans the run for `rank` of `ranks`. Throws UsageError naming the flag, also where planning takes
+// a profile.
 Job make_job(const TrainConfig& config, int ranks, int rank);
+
+// The same, with a profile where the flags ask for one (--schedule auto, --balance measured), on
+// this rank's device, which becomes the current one. Rank 0 plans, and its plan is run by all.
+// Collective; every error is thrown on all ranks. Throws DoesNotFit with the budget where the
+// profile or the job exceed --memory-limit or what the device has free. `watchdog` may be null.
+Job plan_job(const TrainConfig& config, Control& control, Watchdog* watchdog);
 
 // Throws DoesNotFit with the budget when it exceeds --memory-limit or `free_bytes` of the device.
 void require_fit(const Job& job, size_t free_bytes);

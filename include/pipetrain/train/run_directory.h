@@ -4,7 +4,8 @@
 
 namespace pipetrain {
 
-// The directory of one run (--run-dir): metrics.jsonl and log.txt. Held by one process at a time.
+// The directory of one run (--run-dir): metrics.jsonl, log.txt and the plan of --schedule auto.
+// Held by one process at a time.
 class RunDirectory {
  public:
   // Creates it with its parents and locks it until destruction. Throws UsageError naming --run-dir:
@@ -17,6 +18,7 @@ class RunDirectory {
 
   std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
   std::string log_file() const { return path_ + "/log.txt"; }
+  std::string plan_file() const { return path_ + "/plan.csv"; }  // for --schedule csv:FILE
 
  private:
   std::string path_;

@@ -32,7 +32,8 @@ struct TrainConfig {
   int microbatch_size = 1;            // sequences
   int data_parallel = 1;              // D replicas of every pipeline rank; p = ranks / D
   int zero = 0;                       // 1: each copy keeps its shard of the optimizer's state
-  std::vector<int> layers_per_stage;  // empty: as even as possible
+  std::vector<int> layers_per_stage;  // empty: as --balance says
+  std::string balance = "layers";     // as even as possible, or "measured": by profiled times
   Precision precision = Precision::fp32;
   SlotPolicy slots;                    // --recompute, --defer
   std::optional<double> memory_limit;  // GiB per rank; default: what the device has
@@ -63,6 +64,8 @@ struct TrainConfig {
 
   // Throws UsageError that names the flag for values that are wrong whatever the files hold.
   void check() const;
+  // Planning takes times of the devices.
+  bool needs_profile() const { return schedule == "auto" || balance == "measured"; }
 
   LearningRate rate() const {
     return {lr_schedule, learning_rate, min_learning_rate, warmup_steps, steps};

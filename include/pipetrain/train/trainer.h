@@ -28,8 +28,9 @@ struct TrainReport {
   std::vector<PeakActivations> peaks;  // per pipeline rank
   Budget budget;                       // of this rank
   schedule::Schedule schedule;
-  schedule::Simulation planned;   // F = B = W = 1 per share
+  schedule::Simulation planned;   // at the profile's times, else F = B = W = 1 per share
   schedule::Simulation measured;  // the last step, in milliseconds; on rank 0
+  bool profiled = false;          // planned with a profile
   bool stopped = false;           // by SIGUSR1, before the last step
 };
 
