@@ -73,6 +73,7 @@ TEST(Lower, UpdatesAfterEveryBackwardOfPipedream) {
             "1REDUCE_GRAD OPTIMIZER_STEP ");
 }
 
+// Fault 5: a receive posted early blocks independent work behind it.
 TEST(Lower, GatesEveryReceiveByTheComputationBeforeItsConsumer) {
   for (const Request& sample : samples) {
     const LoweredSchedule lowered = lower(generate(sample));
@@ -105,6 +106,38 @@ TEST(Lower, GatesEveryReceiveByTheComputationBeforeItsConsumer) {
       }
       EXPECT_EQ(pending, -1);
     }
+  }
+}
+
+// Fault 2: with p=2 and v=2 the next rank is the previous one, and forward and backward tensors are
+// swapped.
+TEST(Lower, KeepsForwardAndBackwardApartBetweenTwoRanks) {
+  for (const char* name : {"interleaved", "looped-bfs", "zb-v", "dualpipe-v"}) {
+    const LoweredSchedule lowered = lower(generate(request(name, 2, 4, 2)));
+    const auto direction_of = [&](const SlotRef& slot) {
+      return lowered.channels[slot.channel].direction;
+    };
+    int messages = 0;
+    for (int r = 0; r < 2; ++r) {
+      for (const LoweredAction& entry : lowered.ranks[r]) {
+        const Kind kind = entry.action.kind;
+        const bool forward =
+            kind == Kind::forward || kind == Kind::send_forward || kind == Kind::receive_forward;
+        const Direction expected = forward ? Direction::forward : Direction::backward;
+        for (const SlotRef& slot : {entry.message, entry.input, entry.output}) {
+          if (slot.channel >= 0) {
+            EXPECT_EQ(direction_of(slot), expected) << name << ": " << to_string(entry.action);
+          }
+        }
+        if (is_send(kind)) {
+          EXPECT_EQ(lowered.channels[entry.message.channel].source, r);
+          EXPECT_EQ(lowered.channels[entry.message.channel].destination, 1 - r);
+          ++messages;
+        }
+      }
+    }
+    EXPECT_GT(messages, 0) << name;
+    EXPECT_NO_THROW(validate(lowered)) << name;
   }
 }
 
