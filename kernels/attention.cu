@@ -194,6 +194,22 @@ acc_t<T> score_scale(const AttentionShape& shape) {
 // ---- launchers
 
 template <typename T>
+void attention_plan(AttentionShape shape, Matmul& matmul) {
+  using A = acc_t<T>;
+  check_multiple_of_8(shape.head_size, "the head size");
+  const int channels = shape.channels();
+  shape.batch = 1;
+  for_each_group(shape, [&](int, int, const Group& group) {
+    matmul.plan<A, T>(group.to_scores(3 * channels, 3 * channels));
+    matmul.plan<T, T>(group.from_scores(false, 3 * channels, channels));
+    matmul.plan<A, T>(group.to_scores(channels, 3 * channels));
+    matmul.plan<T, T>(group.from_scores(true, channels, 3 * channels));
+    matmul.plan<T, T>(group.from_scores(false, 3 * channels, group.heads * group.head_size));
+    matmul.plan<T, T>(group.from_scores(true, 3 * channels, 3 * channels));
+  });
+}
+
+template <typename T>
 void attention_forward(T* output, acc_t<T>* lse, const T* qkv, const AttentionShape& shape,
                        Matmul& matmul, std::byte* workspace, cudaStream_t stream) {
   using A = acc_t<T>;
@@ -258,6 +274,7 @@ size_t attention_workspace_bytes(const AttentionShape& shape) {
 }
 
 #define INSTANTIATE(T)                                                                            \
+  template void attention_plan<T>(AttentionShape, Matmul&);                                       \
   template void attention_forward(T*, acc_t<T>*, const T*, const AttentionShape&, Matmul&,        \
                                   std::byte*, cudaStream_t);                                      \
   template void attention_backward(T*, const T*, const acc_t<T>*, const AttentionShape&, Matmul&, \

@@ -16,6 +16,11 @@ struct AttentionShape {
   int channels() const { return heads * head_size; }
 };
 
+// Makes the plans of all matrix products of both passes, which they otherwise make at their first
+// use.
+template <typename T>
+void attention_plan(AttentionShape shape, Matmul& matmul);
+
 // Causal self-attention. qkv (B*T, 3C) holds q, k, v side by side, heads inside C; output (B*T, C);
 // lse (B, heads, T), the log-sum-exp of the scaled scores, is kept for the backward.
 template <typename T>

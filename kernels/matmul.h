@@ -54,6 +54,8 @@ class Matmul {
   template <typename Output, typename Input>
   void plan(const MatmulShape& shape, bool bias = false);
 
+  size_t plans() const { return plans_.size(); }
+
   template <typename Output, typename Input>
   void run(const MatmulShape& shape, Output* c, const Input* a, const Input* b,
            std::type_identity_t<const Output*> bias, acc_t<Input> alpha, acc_t<Input> beta,

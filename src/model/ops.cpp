@@ -164,7 +164,9 @@ class Linear final : public Op<T> {
 template <typename T>
 class Attention final : public Op<T> {
  public:
-  explicit Attention(const OpContext<T>& context) : context_(context) {}
+  explicit Attention(const OpContext<T>& context) : context_(context) {
+    kernels::attention_plan<T>(context.attention, context.matmul);
+  }
 
   Tensor output() const override { return Tensor::attended; }
 

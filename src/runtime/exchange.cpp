@@ -1,5 +1,7 @@
 #include "pipetrain/runtime/exchange.h"
 
+#include <fmt/format.h>
+
 #include "pipetrain/comm/warm_up.h"
 #include "pipetrain/error.h"
 
@@ -21,7 +23,8 @@ size_t Exchange::bytes(const schedule::LoweredSchedule& schedule, int rank, size
 }
 
 Exchange::Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
-                   size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream)
+                   size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream,
+                   Watchdog* watchdog)
     : message_bytes_(message_bytes), ends_(schedule.channels.size()) {
   const int rank = grid.pipeline_rank();
   const auto make_slots = [&](int count) {
@@ -58,8 +61,12 @@ Exchange::Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, 
     for (const size_t edge : round) {
       End* end = ends_[channel_of_edge[edge]].get();
       if (end != nullptr) {
-        end->channel = std::make_unique<Channel>(control, grid.peer(edges[edge].source),
-                                                 grid.peer(edges[edge].destination), stream);
+        const auto [source, destination] = edges[edge];
+        const Watchdog::HostPhase phase(watchdog,
+                                        fmt::format("rank {} connects with rank {}", rank,
+                                                    source == rank ? destination : source));
+        end->channel =
+            std::make_unique<Channel>(control, grid.peer(source), grid.peer(destination), stream);
         const std::vector<Slot>& slots = end->channel->is_source() ? end->outgoing : end->incoming;
         warm_up(*end->channel, slots.front().data, message_bytes);
       }

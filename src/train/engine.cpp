@@ -58,7 +58,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   exchange_ = std::make_unique<Exchange>(
       job.lowered, job.grid, control,
       message_bytes(job.request.model, job.request.shape, job.request.precision), channels,
-      one_stream);
+      one_stream, watchdog);
   step_buffers_ =
       std::make_unique<StepBuffers>(job.request, placement, rank, optimizer_->losses(), step_data);
 

@@ -167,7 +167,7 @@ void Trainer::announce() {
       gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, parameter_count(gpt),
       to_string(job_->config.precision), job_->tokens->size()));
   log_->info(
-      fmt::format("{} on {} ranks, {} stages, {} replicas; {} micro-batches of {} x {} tokens per "
+      fmt::format("{} on {} ranks, {} stages, replicas: {}; {} micro-batches of {} x {} tokens per "
                   "step and replica; device: {}",
                   job_->schedule.name, job_->grid.pipeline, job_->schedule.placement.stages(),
                   job_->grid.replicas, job_->batch.microbatches, job_->batch.batch,

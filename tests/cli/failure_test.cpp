@@ -11,7 +11,7 @@
 
 #include "cli/program.h"
 
-// Faults of peers (a peer exits, is killed or stops, and the others wait for ever), and signals.
+// Fault 11 (a peer exits, is killed or stops, and the others wait for ever), and signals.
 
 namespace pipetrain::test {
 namespace {
@@ -76,6 +76,7 @@ bool any_holds(const std::vector<std::string>& lines, const std::vector<std::str
   return false;
 }
 
+// Fault 11: a peer stops and the others wait for ever.
 TEST(Failure, AStoppedRankEndsTheJobAndIsNamed) {
   Job job;
   const auto start = std::chrono::steady_clock::now();

@@ -60,8 +60,8 @@ TEST(Device, ErrorsNameTheCallTheReasonAndTheLine) {
   EXPECT_NO_THROW(check(cudaSuccess, "cudaMalloc"));
 }
 
-// Dense, never the figure with sparsity; unknown devices have none, so that nothing is computed
-// from a guess.
+// Fault 44 (FLOPs of an unknown device or with sparsity): dense, never with sparsity; unknown
+// devices have none, so that nothing is computed from a guess.
 TEST(Device, PeakIsDenseAndUnknownDevicesHaveNone) {
   EXPECT_EQ(dense_bf16_peak_flops("NVIDIA H100 80GB HBM3"), 989e12);
   EXPECT_EQ(dense_bf16_peak_flops("NVIDIA H100 PCIe"), 756e12);

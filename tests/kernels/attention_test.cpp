@@ -176,6 +176,28 @@ TYPED_TEST(Attention, AnOutputDoesNotDependOnWhatComesAfter) {
   EXPECT_NE(after, before);
 }
 
+// Nothing is chosen or allocated inside a step: all plans can be made before it.
+TYPED_TEST(Attention, PlansAreWholeBeforeTheFirstUse) {
+  using T = TypeParam;
+  const DeviceArray<char> matmul_workspace(matmul_workspace_bytes());
+  Matmul matmul(reinterpret_cast<std::byte*>(matmul_workspace.get()));
+  const AttentionShape shape{1, 1200, 3, 8};  // two groups of heads, of 2 and of 1
+  attention_plan<T>(shape, matmul);
+  const size_t plans = matmul.plans();
+  EXPECT_GE(plans, 12u);
+
+  const size_t hidden = size_t(shape.batch) * shape.sequence * shape.channels();
+  const DeviceArray<T> qkv(3 * hidden), dout(hidden), output(hidden);
+  const DeviceArray<acc_t<T>> lse(size_t(shape.batch) * shape.heads * shape.sequence);
+  const DeviceArray<char> workspace(attention_workspace_bytes<T>(shape));
+  auto* const work = reinterpret_cast<std::byte*>(workspace.get());
+  const Stream stream;
+  attention_forward(output.get(), lse.get(), qkv.get(), shape, matmul, work, stream.get());
+  attention_backward(qkv.get(), dout.get(), lse.get(), shape, matmul, work, stream.get());
+  stream.synchronize();
+  EXPECT_EQ(matmul.plans(), plans);
+}
+
 // Long sequences make several groups of heads, the last one smaller; each head must be as if alone.
 TEST(AttentionGroups, DoNotShowInTheResult) {
   using T = float;

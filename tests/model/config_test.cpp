@@ -84,6 +84,7 @@ TEST(Config, NamedModelsHaveThePublishedParameterCounts) {
   EXPECT_TRUE(names(usage_error([] { named_model("gpt2"); }), "--model"));
 }
 
+// Fault 44 (counted per chunk, or MFU of -100%): of the model, whatever the spread.
 TEST(Config, FlopsPerTokenAreSixTimesTheParametersAndCausalAttention) {
   const GptConfig config = named_model("gpt2-124m");
   EXPECT_DOUBLE_EQ(flops_per_token(config, 1024), 6.0 * 124'439'808 + 6.0 * 12 * 768 * 1024);

@@ -8,6 +8,7 @@
 #include "pipetrain/comm/grid.h"
 #include "pipetrain/device/event.h"
 #include "pipetrain/device/memory.h"
+#include "pipetrain/runtime/watchdog.h"
 #include "pipetrain/schedule/schedule.h"
 
 namespace pipetrain {
@@ -22,9 +23,11 @@ class Exchange {
 
   // Connects and warms up every channel, in one global order: collective over the pipeline. `grid`
   // maps pipeline ranks to the job's. `stream`: for all transfers; null: each channel has its own.
-  // See transfers_need_one_stream().
+  // See transfers_need_one_stream(). `watchdog` (may be null) has a deadline for each connection
+  // and names the peer that was waited for.
   Exchange(const schedule::LoweredSchedule& schedule, const Grid& grid, Control& control,
-           size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream = nullptr);
+           size_t message_bytes, Region& region, const std::shared_ptr<Stream>& stream = nullptr,
+           Watchdog* watchdog = nullptr);
 
   // Transfers, on the channel's own stream, with `started` and `ended` recorded around them. `slot`
   // is the action's message. `gate` (may be null) must have been recorded for gate_tag.
