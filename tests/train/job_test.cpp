@@ -72,6 +72,21 @@ TEST_F(JobSchedule, AFileIsTrainedLikeTheScheduleItWasWrittenFrom) {
       run_engines(chimera));
 }
 
+// F beside the backward of the same chunk, which also embeds and has the head.
+TEST_F(JobSchedule, PairsOfOneChunkHaveTheBitsOfOneStage) {
+  uint64_t seed = 1;
+  for (const char* text :
+       {"0F0,(0F1;0B0)OVERLAP_F_B,(0F2;0B1)OVERLAP_F_B,(0F3;0B2)OVERLAP_F_B,0B3\n",
+        "0F0,(0F1;0I0)OVERLAP_F_B,(0F2;0I1)OVERLAP_F_B,0W0,0W1,(0F3;0B2)OVERLAP_F_B,0B3\n"}) {
+    for (const Precision precision : {Precision::fp32, Precision::bf16}) {
+      const Spread spread = {.precision = precision};
+      settings_.disturb(seed++);
+      test::expect_same_bits(run_engines(EngineRun{config_with(text, spread), 1}),
+                             one_stage(spread));
+    }
+  }
+}
+
 // Weight gradients that do not ascend give other bits: the run warns and is near all others.
 TEST_F(JobSchedule, WeightGradientsOutOfOrderAreRunWithAWarning) {
   const std::string text = "0F0,0F1,0I0,0I1,0W1,0W0\n";

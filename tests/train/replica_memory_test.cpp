@@ -68,6 +68,27 @@ TEST_F(ReplicaSteps, HighWaterMarkIsThePrintedBudget) {
   }
 }
 
+// A second workspace, of F alone, where F runs beside a backward, and nowhere else.
+TEST_F(ReplicaSteps, OnlyPairsNeedASecondWorkspace) {
+  for (const char* name : {"dualpipe-v", "dualpipe", "zb-v"}) {
+    const Spread spread = {.schedule = name, .pipeline = 2};
+    for (int rank = 0; rank < spread.pipeline; ++rank) {
+      const Job job = make_job(config_of(spread), spread.ranks(), rank);
+      const auto bytes = [&](WorkspaceUse use) {
+        return workspace_bytes(job.request.model, job.request.shape, job.request.precision,
+                               held_stages(job.request, job.lowered.placement, rank),
+                               job.request.slots, use);
+      };
+      const bool pairs = std::string(name) != "zb-v";
+      EXPECT_EQ(job.lowered.has_pairs(rank), pairs) << name;
+      EXPECT_EQ(job.budget.workspace,
+                bytes(WorkspaceUse::everything) + (pairs ? bytes(WorkspaceUse::forward) : 0))
+          << name;
+      EXPECT_LT(bytes(WorkspaceUse::forward), bytes(WorkspaceUse::everything)) << name;
+    }
+  }
+}
+
 TEST_F(ReplicaSteps, SubmittingAStepNeitherAllocatesNorWaits) {
   for (const Spread& spread : spreads()) {
     with_engines(spread, [](const Job& job, Engine& engine) {

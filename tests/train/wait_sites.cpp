@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace pipetrain::test {
 namespace {
@@ -14,6 +16,12 @@ using schedule::LoweredSchedule;
 
 // What happens before what, over two steps of all ranks. A node is an operation of a stream; a
 // transfer is one node of both its streams, for it ends when both sides have come to it.
+//
+// The waits around an overlapped pair order more than they have to: one is needed if without it two
+// operations that use the same memory, one of them on the pair's second stream, have no order. That
+// memory is an activation slot, the gradients that an F with the head adds to, and weights, tokens
+// and gradients at both ends of a step. What only one of the streams uses needs none, and messages
+// have waits of their own.
 class Order {
  public:
   explicit Order(const LoweredSchedule& schedule) : schedule_(schedule) {
@@ -36,10 +44,30 @@ class Order {
     return found == waits_.end() ? std::vector<Wait>() : found->second;
   }
 
-  // Whether the edge's end comes after its beginning without the edge itself.
-  bool implied(size_t edge) const {
+  bool needed(int rank, const Wait& wait) const {
+    if (wait.edge == no_edge) {
+      return false;
+    }
+    if (wait.site.kind != WaitSite::Kind::pair_begin &&
+        wait.site.kind != WaitSite::Kind::pair_end) {
+      return !ordered_without(wait.edge, edges_[wait.edge].from, edges_[wait.edge].to);
+    }
+    const std::vector<Edge>& uses = same_memory_.at(rank);
+    return std::any_of(uses.begin(), uses.end(), [&](const Edge& use) {
+      return !ordered_without(wait.edge, use.from, use.to);
+    });
+  }
+
+ private:
+  struct Edge {
+    size_t from = 0;
+    size_t to = 0;
+  };
+
+  // Whether `to` comes after `from` without that edge.
+  bool ordered_without(size_t edge, size_t from, size_t to) const {
     std::vector<bool> seen(node_count_, false);
-    std::vector<size_t> open = {edges_[edge].from};
+    std::vector<size_t> open = {from};
     while (!open.empty()) {
       const size_t node = open.back();
       open.pop_back();
@@ -49,7 +77,7 @@ class Order {
       seen[node] = true;
       for (const size_t next : out_[node]) {
         if (next != edge) {
-          if (edges_[next].to == edges_[edge].to) {
+          if (edges_[next].to == to) {
             return true;
           }
           open.push_back(edges_[next].to);
@@ -59,12 +87,9 @@ class Order {
     return false;
   }
 
- private:
-  struct Edge {
-    size_t from = 0;
-    size_t to = 0;
-  };
   using SlotKey = std::tuple<int, int, bool>;  // channel, slot, outgoing side
+  enum class Place { activation_slot, head_gradients, ends_of_step };
+  using Memory = std::pair<Place, int>;  // number of the slot, else 0
 
   size_t add_node() {
     out_.emplace_back();
@@ -76,12 +101,33 @@ class Order {
     return edges_.size() - 1;
   }
   // Appends a node to a stream.
-  void append(std::map<int, size_t>* streams, int stream, size_t node) {
-    const auto last = streams->find(stream);
-    if (last != streams->end()) {
+  void append(int rank, int stream, size_t node) {
+    std::map<int, size_t>& streams = streams_[rank];
+    const auto last = streams.find(stream);
+    if (last != streams.end()) {
       add_edge(last->second, node);
     }
-    (*streams)[stream] = node;
+    streams[stream] = node;
+    for (const auto& [from, wait] : std::exchange(open_waits_[{rank, stream}], {})) {
+      waits_[rank][wait].edge = add_edge(from, node);
+    }
+  }
+
+  // What is appended to `stream` next waits for the last node of `other`.
+  void wait_for_stream(int rank, int stream, int other, const WaitSite& site) {
+    open_waits_[{rank, stream}].emplace_back(streams_[rank].at(other), waits_[rank].size());
+    waits_[rank].push_back({site, no_edge});
+  }
+
+  // `node`, on the pair's second stream or not, uses a piece of memory.
+  void use(int rank, const Memory& memory, size_t node, int stream) {
+    const auto [last, first_use] = last_use_.try_emplace({rank, memory}, node, stream);
+    if (!first_use) {
+      if (last->second.second == second_stream || stream == second_stream) {
+        same_memory_[rank].push_back({last->second.first, node});
+      }
+      last->second = {node, stream};
+    }
   }
 
   // The k-th send of a channel meets the k-th receive.
@@ -112,7 +158,6 @@ class Order {
     if (step == 1) {
       waits_[rank].clear();
     }
-    std::map<int, size_t>& streams = streams_[rank];  // -1: compute; else the channel's
     std::map<SlotKey, size_t>& ready = ready_[rank];
     std::map<SlotKey, size_t>& free = free_[rank];
     std::map<int, size_t> seen;  // messages per channel so far
@@ -125,14 +170,14 @@ class Order {
         const int channel = entry.message.channel;
         const size_t node = transfers_.at({channel, seen[channel]++});
         const SlotKey key = {channel, entry.message.slot, true};
-        append(&streams, channel, node);
+        append(rank, channel, node);
         wait(rank, {WaitSite::Kind::send_ready, i}, ready, key, node);
         free[key] = node;
       } else if (is_receive(kind)) {
         const int channel = entry.message.channel;
         const size_t node = transfers_.at({channel, seen[channel]++});
         const SlotKey key = {channel, entry.message.slot, false};
-        append(&streams, channel, node);
+        append(rank, channel, node);
         wait(rank, {WaitSite::Kind::receive_free, i}, free, key, node);
         if (entry.gate >= 0) {
           const size_t edge = add_edge(started[size_t(entry.gate)], node);
@@ -140,45 +185,83 @@ class Order {
         }
         ready[key] = node;
       } else if (is_compute(kind)) {
-        add_compute(rank, i, &streams, &ready, &free, &started[i]);
+        const bool opens_pair = entry.action.overlaps_next;
+        const bool closes_pair = i > 0 && list[i - 1].action.overlaps_next;
+        if (opens_pair) {
+          wait_for_stream(rank, second_stream, compute_stream, {WaitSite::Kind::pair_begin, i});
+        }
+        const bool beside = (opens_pair || closes_pair) && kind == Kind::forward;
+        add_compute(rank, i, beside ? second_stream : compute_stream, &started[i]);
+        if (closes_pair) {
+          wait_for_stream(rank, compute_stream, second_stream, {WaitSite::Kind::pair_end, i});
+        }
       }
     }
   }
 
-  void add_compute(int rank, size_t i, std::map<int, size_t>* streams,
-                   std::map<SlotKey, size_t>* ready, std::map<SlotKey, size_t>* free,
-                   size_t* started) {
+  void add_compute(int rank, size_t i, int stream, size_t* started) {
+    std::map<SlotKey, size_t>& ready = ready_[rank];
+    std::map<SlotKey, size_t>& free = free_[rank];
     const LoweredAction& entry = schedule_.ranks[size_t(rank)][i];
     const auto key_of = [&](const schedule::SlotRef& slot, bool outgoing) {
       const schedule::Channel& channel = schedule_.channels[size_t(slot.channel)];
       return SlotKey{slot.channel, slot.slot, outgoing || channel.source == channel.destination};
     };
+    const bool forward = entry.action.kind == Kind::forward;
+    const Memory slot = {Place::activation_slot, entry.activation_slot};
     if (entry.input.channel >= 0) {  // the copy out of the message
       const size_t copy = add_node();
-      append(streams, compute_stream, copy);
-      wait(rank, {WaitSite::Kind::input_ready, i}, *ready, key_of(entry.input, false), copy);
-      (*free)[key_of(entry.input, false)] = copy;
+      append(rank, stream, copy);
+      wait(rank, {WaitSite::Kind::input_ready, i}, ready, key_of(entry.input, false), copy);
+      free[key_of(entry.input, false)] = copy;
+      if (forward) {
+        use(rank, slot, copy, stream);
+      }
     }
     *started = add_node();
-    append(streams, compute_stream, *started);
+    append(rank, stream, *started);
     const size_t work = add_node();
-    append(streams, compute_stream, work);
+    append(rank, stream, work);
     if (entry.output.channel >= 0) {
-      wait(rank, {WaitSite::Kind::output_free, i}, *free, key_of(entry.output, true), *started);
-      (*ready)[key_of(entry.output, true)] = work;
+      wait(rank, {WaitSite::Kind::output_free, i}, free, key_of(entry.output, true), *started);
+      ready[key_of(entry.output, true)] = work;
+    }
+    use(rank, slot, work, stream);
+    if (forward) {
+      use_in_step(rank, entry.action.stage, work, stream);
+    }
+  }
+
+  // What an F uses beside its slot. Tokens and gradients are set at the begin of the step, weights
+  // and gradients are used at its end.
+  void use_in_step(int rank, int stage, size_t work, int stream) {
+    const bool head = stage + 1 == schedule_.placement.stages();
+    if (head) {
+      use(rank, {Place::head_gradients, 0}, work, stream);
+    }
+    if (stream == second_stream) {
+      if ((head || stage == 0) && last_barrier_ != no_node) {
+        same_memory_[rank].push_back({last_barrier_, work});
+      }
+      beside_[rank].push_back(work);
     }
   }
 
   // The all-gather that ends a step: on the compute streams of all ranks.
   void add_barrier() {
-    const size_t node = add_node();
-    for (auto& [rank, streams] : streams_) {
-      append(&streams, compute_stream, node);
+    last_barrier_ = add_node();
+    for (int rank = 0; rank < int(schedule_.ranks.size()); ++rank) {
+      append(rank, compute_stream, last_barrier_);
+      for (const size_t work : std::exchange(beside_[rank], {})) {
+        same_memory_[rank].push_back({work, last_barrier_});
+      }
     }
   }
 
-  static constexpr int compute_stream = -1;
+  static constexpr int compute_stream = -1;  // a channel's number stands for its stream
+  static constexpr int second_stream = -2;
   static constexpr size_t no_edge = size_t(-1);
+  static constexpr size_t no_node = size_t(-1);
 
   const LoweredSchedule& schedule_;
   size_t node_count_ = 0;
@@ -189,13 +272,19 @@ class Order {
   std::map<int, std::map<SlotKey, size_t>> ready_;
   std::map<int, std::map<SlotKey, size_t>> free_;
   std::map<int, std::vector<Wait>> waits_;
+  // By rank and the stream that waits: the node waited for and the number of the wait.
+  std::map<std::pair<int, int>, std::vector<std::pair<size_t, size_t>>> open_waits_;
+  std::map<std::pair<int, Memory>, std::pair<size_t, int>> last_use_;  // node and its stream
+  std::map<int, std::vector<Edge>> same_memory_;  // by rank: operations that need an order
+  std::map<int, std::vector<size_t>> beside_;     // of the step: the F on the second stream
+  size_t last_barrier_ = no_node;
 };
 
 }  // namespace
 
 std::string to_string(const WaitSite& site, const LoweredSchedule& schedule, int rank) {
-  const char* kinds[] = {"input ready", "output free", "send ready", "receive free",
-                         "receive gate"};
+  const char* kinds[] = {"input ready",  "output free",   "send ready", "receive free",
+                         "receive gate", "begin of pair", "end of pair"};
   return fmt::format("rank {} {}: {}", rank,
                      to_string(schedule.ranks[size_t(rank)][site.entry].action),
                      kinds[size_t(site.kind)]);
@@ -206,7 +295,7 @@ std::vector<WaitSite> wait_sites(const LoweredSchedule& schedule, int rank) {
   std::vector<WaitSite> sites;
   for (const Order::Wait& wait : order.waits(rank)) {
     sites.push_back(wait.site);
-    sites.back().needed = wait.edge != size_t(-1) && !order.implied(wait.edge);
+    sites.back().needed = order.needed(rank, wait);
   }
   return sites;
 }

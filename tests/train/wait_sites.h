@@ -15,6 +15,8 @@ struct WaitSite {
     send_ready,    // SEND: the message must have been written
     receive_free,  // RECV: the incoming slot must have been read
     receive_gate,  // RECV: the entry before the consumer must have started; orders no data
+    pair_begin,    // overlapped pair: its F comes after what stands before the pair
+    pair_end,      // overlapped pair: what stands behind it comes after its F
   };
   Kind kind = Kind::input_ready;
   size_t entry = 0;  // index into the rank's list

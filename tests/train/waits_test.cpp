@@ -26,6 +26,7 @@ struct Spread {
   int ranks = 2;
   int chunks = 0;
   int microbatches = 4;
+  std::vector<int> layers = {};  // per stage; empty: the same for all
 };
 
 TrainConfig config_of(const Spread& spread) {
@@ -35,6 +36,7 @@ TrainConfig config_of(const Spread& spread) {
   config.microbatch_size = 1;
   config.init = "";  // a small model: all that counts here are the streams
   config.layers = 4;
+  config.layers_per_stage = spread.layers;
   config.hidden = 16;
   config.heads = 2;
   config.vocab_size = 257;
@@ -159,30 +161,42 @@ bool fails_without(const Spread& spread, int rank, int64_t wait) {
 
 #endif
 
-void expect_every_wait_is_needed(const Spread& spread, const std::set<WaitSite::Kind>& kinds) {
+using Kinds = std::set<WaitSite::Kind>;
+
+// Drops each needed wait of these kinds in turn. Returns which kinds of wait are needed.
+Kinds expect_needed(const Spread& spread, const Kinds& kinds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
-  std::set<WaitSite::Kind> seen;
+  Kinds needed;
   for (int rank = 0; rank < spread.ranks; ++rank) {
     const schedule::LoweredSchedule lowered =
         make_job(config_of(spread), spread.ranks, rank).lowered;
     const std::vector<WaitSite> sites = test::wait_sites(lowered, rank);
     for (size_t wait = 0; wait < sites.size(); ++wait) {
-      if (sites[wait].needed) {
-        seen.insert(sites[wait].kind);
-        const bool gate = sites[wait].kind == WaitSite::Kind::receive_gate;
-        EXPECT_TRUE(gate ? starts_too_early_without(spread, rank, int64_t(wait))
-                         : fails_without(spread, rank, int64_t(wait)))
+      const WaitSite::Kind kind = sites[wait].kind;
+      if (!sites[wait].needed) {
+        continue;
+      }
+      needed.insert(kind);
+      if (kinds.contains(kind)) {
+        EXPECT_TRUE(kind == WaitSite::Kind::receive_gate
+                        ? starts_too_early_without(spread, rank, int64_t(wait))
+                        : fails_without(spread, rank, int64_t(wait)))
             << to_string(sites[wait], lowered, rank);
       }
     }
   }
-  EXPECT_EQ(seen, kinds) << "which kinds of wait are needed in this schedule";
+  return needed;
+}
+
+void expect_every_wait_is_needed(const Spread& spread, const Kinds& kinds) {
+  EXPECT_EQ(expect_needed(spread, kinds), kinds) << "which kinds are needed in this schedule";
 }
 
 // The enumeration is that of the executor: it makes exactly these waits.
 TEST(WaitSites, AreAllTheWaitsOfAStep) {
   for (const Spread& spread :
-       {Spread{"1f1b", 2}, Spread{"1f1b", 4}, Spread{"interleaved", 2, 2}, Spread{"gpipe", 3}}) {
+       {Spread{"1f1b", 2}, Spread{"1f1b", 4}, Spread{"interleaved", 2, 2}, Spread{"gpipe", 3},
+        Spread{"dualpipe-v", 1}, Spread{"dualpipe-v", 2, 0, 5}}) {
     test::run_ranks(spread.ranks, [&](Control& control) {
       const Job job = make_job(config_of(spread), spread.ranks, control.rank());
       Engine engine(job, control, nullptr);
@@ -209,6 +223,22 @@ TEST(WaitSites, TheRunFailsWithoutAnyOneOfThem) {
 
 TEST(WaitSites, TheRunFailsWithoutAnyOneOfThemWhereSlotsAreUsedAgain) {
   expect_every_wait_is_needed({"gpipe", 2}, {input_ready, output_free, send_ready, receive_gate});
+}
+
+TEST(WaitSites, AnFBesideABackwardWaitsForWhatStandsBeforeThePair) {
+  EXPECT_TRUE(expect_needed({"dualpipe-v", 1, 0, 3}, {pair_begin}).contains(pair_begin));
+}
+
+// A long F of the last stage beside a short backward of the first one, so that what comes after the
+// pair could overtake the F.
+TEST(WaitSites, WhatStandsBehindAPairWaitsForItsF) {
+  EXPECT_TRUE(expect_needed({"dualpipe-v", 1, 0, 3, {0, 4}}, {pair_end}).contains(pair_end));
+}
+
+TEST(SweepWaitSites, TheRunFailsWithoutAnyOneOfThemWithPairs) {
+  expect_every_wait_is_needed({"dualpipe", 2, 0, 4, {0, 4}},
+                              {input_ready, send_ready, receive_gate, pair_begin, pair_end});
+  EXPECT_TRUE(expect_needed({"dualpipe-v", 2, 0, 5}, {pair_begin}).contains(pair_begin));
 }
 
 TEST(SweepWaitSites, TheRunFailsWithoutAnyOneOfThemInterleaved) {
