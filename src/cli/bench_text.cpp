@@ -54,7 +54,7 @@ std::string to_table(const std::vector<BenchResult>& results, const BenchOptions
   if (options.synthetic) {
     text += "stages: synthetic, each action takes the given time\n";
   } else {
-    text += "stages: the model; planned with the times that F, B or I, and W took here\n";
+    text += "stages: the model; planned with the times that F, B or I, W and pairs took here\n";
   }
   text += fmt::format("device: {}", first.device);
   if (first.device == "host") {
