@@ -13,6 +13,7 @@ struct Command {
 };
 
 Command add_train(CLI::App& main);
+Command add_eval(CLI::App& main);
 Command add_plan(CLI::App& main);
 Command add_bench(CLI::App& main);
 Command add_doctor(CLI::App& main);

@@ -74,8 +74,8 @@ int parse_and_run(int argc, char** argv) {
   main.require_subcommand(0, 1);
   main.failure_message(CLI::FailureMessage::simple);
   add_config_file(main);
-  const std::vector<Command> commands = {add_train(main), add_plan(main), add_bench(main),
-                                         add_doctor(main)};
+  const std::vector<Command> commands = {add_train(main), add_eval(main), add_plan(main),
+                                         add_bench(main), add_doctor(main)};
   for (const Command& command : commands) {
     command.app->fallthrough();  // for --config behind the subcommand
     require_values(*command.app);

@@ -60,6 +60,13 @@ void add_data_and_output_flags(CLI::App& app, TrainFlags& flags) {
   TrainConfig& config = flags.config;
   app.add_option("--data", config.data, "token shards, or any files as bytes");
   app.add_option("--shuffle", flags.shuffle, "on or off")->capture_default_str();
+  app.add_option("--validation", config.validation,
+                 "files for the validation loss, read in order: before the first step and after "
+                 "the last one");
+  app.add_option("--validation-every", config.validation_every,
+                 "validate after every so many steps too");
+  app.add_option("--validation-batches", config.validation_batches,
+                 "micro-batches of the files that are read, at most; default: all");
   app.add_option("--run-dir", config.run_dir, "directory for metrics.jsonl and log.txt");
   app.add_option("--trace", config.trace, "Chrome trace (JSON) of the last step");
   app.add_option("--dump-gradients", config.dump_gradients,

@@ -27,31 +27,35 @@ void add_slot_flags(CLI::App& app, SlotPolicy& slots) {
       ->default_str(to_string(slots.defer));
 }
 
-void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
+void add_placement_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
   app.add_option("--schedule", config.schedule,
                  "gpipe, 1f1b, interleaved, ..., csv:FILE, or auto: profiles the devices and "
                  "searches the shortest step that fits the memory limit")
       ->capture_default_str();
   app.add_option("--chunks", config.chunks, "chunks per rank v");
-  app.add_option("--group", config.group, "interleaved: group N; default min(p, m)");
-  app.add_option("--microbatches", config.microbatches, "micro-batches per step M")
-      ->capture_default_str();
   app.add_option("--microbatch-size", config.microbatch_size, "sequences per micro-batch B")
       ->capture_default_str();
   app.add_option("--data-parallel", config.data_parallel,
                  "replicas of the pipeline D; M is per replica, p = ranks / D")
       ->capture_default_str();
-  app.add_option("--zero", config.zero, "1: each replica keeps 1/D of the optimizer state")
-      ->capture_default_str();
   app.add_option("--layers-per-stage", config.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
+  app.add_option("--precision", precision, "fp32 or bf16")->capture_default_str();
+  app.add_option("--memory-limit", config.memory_limit, "GiB per rank; default: the device's");
+}
+
+void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
+  add_placement_flags(app, config, precision);
   app.add_option("--balance", config.balance,
                  "layers: as many to each stage as to the others; measured: by profiled times, "
                  "embedding and head counted, within the memory limit")
       ->capture_default_str();
-  app.add_option("--precision", precision, "fp32 or bf16")->capture_default_str();
   add_slot_flags(app, config.slots);
-  app.add_option("--memory-limit", config.memory_limit, "GiB per rank; default: the device's");
+  app.add_option("--group", config.group, "interleaved: group N; default min(p, m)");
+  app.add_option("--microbatches", config.microbatches, "micro-batches per step M")
+      ->capture_default_str();
+  app.add_option("--zero", config.zero, "1: each replica keeps 1/D of the optimizer state")
+      ->capture_default_str();
 }
 
 }  // namespace pipetrain

@@ -9,9 +9,11 @@ namespace pipetrain {
 
 // Which model. The flags hang on `app` and write into `config`.
 void add_model_flags(CLI::App& app, TrainConfig& config);
-// How it is cut, spread over ranks and scheduled. `precision` is for parse_precision().
 // --recompute and --defer.
 void add_slot_flags(CLI::App& app, SlotPolicy& slots);
+// How it is cut and spread over ranks. `precision` is for parse_precision().
+void add_placement_flags(CLI::App& app, TrainConfig& config, std::string& precision);
+// That, and what a training step is made of.
 void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision);
 
 }  // namespace pipetrain

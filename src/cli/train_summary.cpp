@@ -64,6 +64,12 @@ std::string train_summary(const TrainConfig& config, const TrainReport& report, 
   }
   text += fmt::format("loss:      {:.4f} in step {}, {:.4f} in step {}\n", first.loss, first.step,
                       last.loss, last.step);
+  if (!report.validations.empty()) {
+    const Validation& before = report.validations.front();
+    const Validation& after = report.validations.back();
+    text += fmt::format("validation: {:.4f} before step 1, {:.4f} after step {}; {} tokens\n",
+                        before.result.loss, after.result.loss, after.steps, after.result.targets);
+  }
   return text + files_text(config);
 }
 

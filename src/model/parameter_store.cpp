@@ -32,6 +32,11 @@ size_t state_elements(const ParameterUnit& unit, const Sharding& sharding) {
   return sharding.split_state ? unit.elements / size_t(sharding.copies) : unit.elements;
 }
 
+// Of one element of the weights in use.
+size_t weight_bytes(const ParameterUnit& unit, Precision precision) {
+  return unit.separate_masters ? element_bytes(precision) : accumulator_bytes(precision);
+}
+
 }  // namespace
 
 ElementRange without_padding(const ElementRange& range, size_t elements) {
@@ -109,7 +114,7 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
   for (ParameterUnit& unit : parameter_units(table_, stages, precision, sharding.copies)) {
     const size_t state = state_elements(unit, sharding);
     LocalUnit local{.unit = std::move(unit)};
-    local.weight_element = local.unit.separate_masters ? element_bytes(precision) : accumulator;
+    local.weight_element = weight_bytes(local.unit, precision);
     local.weight = weights.take_bytes(local.unit.elements * local.weight_element);
     std::byte* masters =
         local.unit.separate_masters ? weights.take_bytes(state * accumulator) : local.weight;
@@ -145,6 +150,40 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
           parameter.master = masters + offset;
         }
       }
+    }
+    units_.push_back(std::move(local));
+  }
+  for (auto& [index, parameter] : by_index) {
+    local_.push_back(parameter);
+  }
+}
+
+size_t ParameterStore::forward_bytes(const GptConfig& config,
+                                     const std::vector<StageLayers>& stages, Precision precision) {
+  size_t bytes = 0;
+  for (const ParameterUnit& unit : parameter_units(parameter_table(config), stages, precision, 1)) {
+    bytes += unit.elements * weight_bytes(unit, precision);
+  }
+  return bytes;
+}
+
+ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
+                               Precision precision, Region& weights)
+    : table_(parameter_table(config)), stages_(stages) {
+  std::map<size_t, LocalParameter> by_index;
+  for (ParameterUnit& unit : parameter_units(table_, stages, precision, 1)) {
+    LocalUnit local{.unit = std::move(unit)};
+    local.weight_element = weight_bytes(local.unit, precision);
+    local.weight = weights.take_bytes(local.unit.elements * local.weight_element);
+    for (const ParameterUnit::Member& member : local.unit.members) {
+      std::byte* const weight = local.weight + member.first * local.weight_element;
+      by_index[member.table_index] = {.table_index = member.table_index,
+                                      .parameter = &table_[member.table_index],
+                                      .shard = {},
+                                      .state = {},
+                                      .weight = weight,
+                                      .weight_element = local.weight_element,
+                                      .master = weight};
     }
     units_.push_back(std::move(local));
   }

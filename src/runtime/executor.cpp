@@ -58,8 +58,9 @@ Executor::Executor(const schedule::LoweredSchedule& schedule, int rank,
 // What the watchdog prints: who does what, and whom it waits for.
 std::string Executor::describe(const LoweredAction& entry) const {
   const schedule::Action& action = entry.action;
-  std::string text = fmt::format("rank {}: {} (stage {}, micro-batch {})", rank_,
-                                 schedule::to_string(action), action.stage, action.microbatch);
+  std::string text =
+      fmt::format("rank {}: {}{} (stage {}, micro-batch {})", rank_, keep_ ? "" : "forward only, ",
+                  schedule::to_string(action), action.stage, action.microbatch);
   const auto channel = [&](const schedule::SlotRef& slot) -> const schedule::Channel& {
     return schedule_.channels[size_t(slot.channel)];
   };
@@ -212,6 +213,12 @@ void Executor::backward_weight(const LoweredAction& entry, Event& started, Event
   ended.record(compute_, tag(entry));
   gradients_.give_back(entry.gradient_slot);
   activations_.give_back(entry.activation_slot);
+}
+
+void Executor::wait(int64_t step) const {
+  for (const Event& ended : events(step).ended) {
+    ended.synchronize();
+  }
 }
 
 // An event falls between two readings of the host's clock: of several tries the one counts whose

@@ -7,6 +7,7 @@
 #include "pipetrain/model/parameters.h"
 #include "pipetrain/runtime/exchange.h"
 #include "pipetrain/runtime/pool.h"
+#include "pipetrain/train/evaluator.h"
 #include "pipetrain/train/step_data.h"
 
 namespace pipetrain {
@@ -103,7 +104,7 @@ Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::P
 }
 
 Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
-                   int rank) {
+                   int rank, const Evaluation* evaluation) {
   const schedule::Placement& placement = schedule.placement;
   const std::vector<StageLayers> held = held_stages(request, placement, rank);
   const Optimizer::Shape shape = optimizer_shape(request, placement, rank);
@@ -118,7 +119,9 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
                                         activation_slot_bytes(request, placement, rank));
   budget.gradient_slots = Pool::bytes(schedule.gradient_slots.at(size_t(rank)),
                                       gradient_slot_bytes(request, placement, rank));
-  budget.channel_slots = Exchange::bytes(schedule, rank, message);
+  const schedule::LoweredSchedule& exchanged =
+      evaluation != nullptr ? evaluation->lowered : schedule;
+  budget.channel_slots = Exchange::bytes(exchanged, rank, message);
   budget.workspace =
       workspace_bytes(request.model, request.shape, request.precision, held, request.slots);
   if (schedule.has_pairs(rank)) {
@@ -126,7 +129,26 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
                                         request.slots, WorkspaceUse::forward);
   }
   budget.step_data = Optimizer::bytes(shape) + StepBuffers::bytes(request, placement, rank);
-  budget.nccl = nccl_estimate(schedule, rank, shape.copies());
+  if (evaluation != nullptr) {
+    budget.step_data += Evaluator::bytes(request, *evaluation, rank);
+  }
+  budget.nccl = nccl_estimate(exchanged, rank, shape.copies());
+  return budget;
+}
+
+Budget evaluation_budget(const BudgetRequest& request, const Evaluation& evaluation, int rank) {
+  const schedule::LoweredSchedule& schedule = evaluation.lowered;
+  const std::vector<StageLayers> held = held_stages(request, schedule.placement, rank);
+  Budget budget;
+  budget.weights = ParameterStore::forward_bytes(request.model, held, request.precision);
+  budget.activation_slots = Pool::bytes(schedule.activation_slots.at(size_t(rank)),
+                                        activation_slot_bytes(request, schedule.placement, rank));
+  budget.channel_slots = Exchange::bytes(
+      schedule, rank, message_bytes(request.model, request.shape, request.precision));
+  budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held,
+                                     request.slots, WorkspaceUse::forward);
+  budget.step_data = Evaluator::bytes(request, evaluation, rank);
+  budget.nccl = nccl_estimate(schedule, rank, 1);
   return budget;
 }
 

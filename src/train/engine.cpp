@@ -56,7 +56,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   optimizer_->warm_up(compute_);
   Region channels(channel_memory_);
   exchange_ = std::make_unique<Exchange>(
-      job.lowered, job.grid, control,
+      job.exchanged(), job.grid, control,
       message_bytes(job.request.model, job.request.shape, job.request.precision), channels,
       one_stream, watchdog);
   step_buffers_ =
@@ -92,6 +92,17 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
                     },
                 .optimizer_step = [this] { optimizer_->submit(step_, inputs_, compute_); }},
       watchdog, beside);
+  if (job.evaluation) {
+    evaluator_ = std::make_unique<Evaluator>(*job.evaluation, job.request, job.grid,
+                                             Evaluator::Parts{.store = *store_,
+                                                              .workspace = *workspace_,
+                                                              .activations = *activations_,
+                                                              .gradient_slots = *gradient_slots_,
+                                                              .exchange = *exchange_,
+                                                              .compute = compute_,
+                                                              .watchdog = watchdog},
+                                             step_data);
+  }
   if (watchdog != nullptr) {
     watchdog->set_error_probe([this] {
       ncclResult_t result = exchange_->async_error();
@@ -168,7 +179,8 @@ void Engine::submit(int64_t step, const StepInputs& inputs) {
   step_ = step;
   inputs_ = inputs;
   optimizer_->begin_step(compute_);
-  step_buffers_->upload(step, *job_.batches, job_.grid.replica(), compute_);
+  const size_t valid = std::max<size_t>(job_.batches->valid_targets(step), 1);
+  step_buffers_->upload(step, *job_.batches, job_.grid.replica(), 1.0 / double(valid), compute_);
   executor_->run_step(step);
 }
 

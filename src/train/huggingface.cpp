@@ -27,7 +27,7 @@ std::string without_prefix(const std::string& name) {
 // The fields of config.json; messages name the file and the field.
 class Fields {
  public:
-  Fields(std::string path, const std::string& text) : path_(std::move(path)) {
+  Fields(std::string source, const std::string& text) : source_(std::move(source)) {
     try {
       json_ = ordered_json::parse(text);
     } catch (const ordered_json::exception&) {
@@ -39,7 +39,7 @@ class Fields {
   }
 
   [[noreturn]] void refuse(const std::string& what) const {
-    throw UsageError(fmt::format("--init {}: {}", path_, what));
+    throw UsageError(fmt::format("{}: {}", source_, what));
   }
   [[noreturn]] void refuse(const char* field, const std::string& allowed) const {
     refuse(fmt::format("{} is {}; {}", field, json_[field].dump(), allowed));
@@ -83,7 +83,7 @@ class Fields {
   }
 
  private:
-  std::string path_;
+  std::string source_;  // the flag and the file
   ordered_json json_;
 };
 
@@ -102,12 +102,12 @@ bool is_mask(const std::string& name, int layers) {
 
 }  // namespace
 
-HuggingFaceConfig read_huggingface_config(const std::string& directory) {
+HuggingFaceConfig read_huggingface_config(const std::string& directory, const std::string& flag) {
   const std::string path = directory + "/config.json";
-  const MappedFile file(path, "--init");
+  const MappedFile file(path, flag);
   HuggingFaceConfig result;
   result.json.assign(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  const Fields fields(path, result.json);
+  const Fields fields(flag + " " + path, result.json);
 
   fields.require_text("model_type", {"gpt2"});
   GptConfig& config = result.config;
@@ -181,10 +181,11 @@ std::string exported_config(const GptConfig& config, const HuggingFaceConfig* so
   return json.dump(1) + "\n";
 }
 
-HuggingFaceWeights::HuggingFaceWeights(const std::string& directory, const GptConfig& config)
-    : file_(directory + "/model.safetensors", "--init") {
+HuggingFaceWeights::HuggingFaceWeights(const std::string& directory, const GptConfig& config,
+                                       const std::string& flag)
+    : file_(directory + "/model.safetensors", flag) {
   const auto refuse = [&](const std::string& what) {
-    throw UsageError(fmt::format("--init {}: {}", file_.path(), what));
+    throw UsageError(fmt::format("{} {}: {}", flag, file_.path(), what));
   };
   std::map<std::string, const TensorInfo*> found;
   for (const TensorInfo& tensor : file_.tensors()) {

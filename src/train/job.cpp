@@ -15,30 +15,40 @@ namespace {
 
 constexpr std::string_view csv_prefix = "csv:";
 
-// Ranks and micro-batches are those of the job; the file must have them.
-schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
+[[noreturn]] void refuse_schedule(const TrainConfig& config, const std::string& problem) {
+  throw UsageError(fmt::format("--schedule {}: {}", config.schedule, problem));
+}
+
+// Ranks are those of the job; the file must have them.
+schedule::Schedule read_csv_schedule(const TrainConfig& config, const Grid& grid) {
   schedule::Schedule schedule = schedule::read_csv(config.schedule.substr(csv_prefix.size()));
   const schedule::Placement& placement = schedule.placement;
-  const auto refuse = [&](const std::string& problem) {
-    throw UsageError(fmt::format("--schedule {}: {}", config.schedule, problem));
-  };
+  if (placement.ranks() != grid.pipeline) {
+    refuse_schedule(config,
+                    fmt::format("the file has {} lines, one per pipeline rank, and {} ranks with "
+                                "--data-parallel {} are {}; start {} ranks",
+                                placement.ranks(), grid.pipeline * grid.replicas, grid.replicas,
+                                grid.pipeline, placement.ranks() * grid.replicas));
+  }
+  if (config.chunks && *config.chunks != placement.chunks()) {
+    refuse_schedule(config,
+                    fmt::format("the file has {} chunks per rank, --chunks is {}; leave it out",
+                                placement.chunks(), *config.chunks));
+  }
+  return schedule;
+}
+
+// Micro-batches are those of the job too.
+schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
+  schedule::Schedule schedule = read_csv_schedule(config, grid);
+  const int microbatches = schedule.placement.microbatches();
+  const auto refuse = [&](const std::string& problem) { refuse_schedule(config, problem); };
   if (schedule.forward_only) {
     refuse("the file has no backward passes; training needs them");
   }
-  if (placement.ranks() != grid.pipeline) {
-    refuse(
-        fmt::format("the file has {} lines, one per pipeline rank, and {} ranks with "
-                    "--data-parallel {} are {}; start {} ranks",
-                    placement.ranks(), grid.pipeline * grid.replicas, grid.replicas, grid.pipeline,
-                    placement.ranks() * grid.replicas));
-  }
-  if (placement.microbatches() != config.microbatches) {
+  if (microbatches != config.microbatches) {
     refuse(fmt::format("the file has {} micro-batches, --microbatches is {}; it must be {}",
-                       placement.microbatches(), config.microbatches, placement.microbatches()));
-  }
-  if (config.chunks && *config.chunks != placement.chunks()) {
-    refuse(fmt::format("the file has {} chunks per rank, --chunks is {}; leave it out",
-                       placement.chunks(), *config.chunks));
+                       microbatches, config.microbatches, microbatches));
   }
   if (config.group) {
     refuse(fmt::format("--group {}: the file decides; leave it out", *config.group));
@@ -66,6 +76,33 @@ schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& gri
   }
 }
 
+// The files of --validation, checked; null: there are none.
+std::unique_ptr<TokenStream> read_validation(const TrainConfig& config, const BatchShape& batch,
+                                             const TokenStream& data, int vocabulary) {
+  if (config.validation.empty()) {
+    for (const auto& [value, flag] :
+         {std::pair(config.validation_every, "--validation-every"),
+          std::pair(config.validation_batches, "--validation-batches")}) {
+      if (value) {
+        throw UsageError(fmt::format("{} {}: needs --validation FILE", flag, *value));
+      }
+    }
+    return nullptr;
+  }
+  auto tokens = std::make_unique<TokenStream>(config.validation, "--validation");
+  if (tokens->shards() != data.shards()) {
+    const auto kind = [](const TokenStream& stream) {
+      return stream.shards() ? "token shards" : "read as bytes";
+    };
+    throw UsageError(
+        fmt::format("--validation {}: is {}, but --data is {}; both must be of one kind",
+                    config.validation.front(), kind(*tokens), kind(data)));
+  }
+  require_window(*tokens, batch, "--validation");
+  tokens->check_vocabulary(vocabulary);
+  return tokens;
+}
+
 }  // namespace
 
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
@@ -79,6 +116,15 @@ schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
         config.schedule));
   }
   return schedule;
+}
+
+schedule::Placement placement_of(const TrainConfig& config, const Grid& grid) {
+  if (config.schedule.starts_with(csv_prefix)) {
+    return read_csv_schedule(config, grid).placement;
+  }
+  TrainConfig accepted = config;
+  accepted.microbatches = 2 * grid.pipeline;  // every schedule takes as many
+  return generated_schedule(accepted, grid).placement;
 }
 
 JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
@@ -105,7 +151,16 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
                                  .replicas = grid.replicas,
                                  .split_state = config.zero == 1,
                                  .slots = config.slots};
-  return {config, std::move(model), grid, batch, std::move(tokens), std::move(batches), request};
+  std::unique_ptr<TokenStream> validation =
+      read_validation(config, batch, *tokens, model.config.vocabulary);
+  return {config,
+          std::move(model),
+          grid,
+          batch,
+          std::move(tokens),
+          std::move(batches),
+          std::move(validation),
+          request};
 }
 
 Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
@@ -114,7 +169,15 @@ Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLay
   schedule::LoweredSchedule lowered = lower(schedule);
   schedule::Simulation planned = costs ? simulate(lowered, *costs) : simulate(schedule, {});
   inputs.request.stages = std::move(stages);
-  const Budget budget = rank_budget(inputs.request, lowered, inputs.grid.pipeline_rank());
+  std::optional<Evaluation> evaluation;
+  if (inputs.validation) {
+    evaluation = make_evaluation(std::move(inputs.validation), inputs.batch,
+                                 inputs.config.validation_batches, inputs.model.config.vocabulary,
+                                 lowered.placement);
+    evaluation->lowered = on_channels_of(lowered, std::move(evaluation->lowered));
+  }
+  const Budget budget = rank_budget(inputs.request, lowered, inputs.grid.pipeline_rank(),
+                                    evaluation ? &*evaluation : nullptr);
   return {std::move(inputs),
           std::move(schedule),
           std::move(lowered),
@@ -122,6 +185,7 @@ Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLay
           costs,
           std::move(warnings),
           {},
+          std::move(evaluation),
           budget};
 }
 
@@ -153,20 +217,28 @@ std::string Job::fingerprint() const {
   for (const StageLayers& stage : request.stages) {
     text += fmt::format("{} ", stage.layers);
   }
-  return text + "\n" + to_csv(lowered);
+  text += "\n" + to_csv(lowered);
+  if (evaluation) {
+    text +=
+        fmt::format("validation every {} tokens {} of {}\n", config.validation_every.value_or(0),
+                    evaluation->valid_targets(), evaluation->tokens->size()) +
+        to_csv(evaluation->lowered);
+  }
+  return text;
 }
 
-void require_fit(const Job& job, size_t free_bytes) {
+void require_fit(const Budget& budget, const std::optional<double>& memory_limit,
+                 size_t free_bytes) {
   constexpr double gib = 1024.0 * 1024.0 * 1024.0;
-  if (job.config.memory_limit && double(job.budget.total()) > *job.config.memory_limit * gib) {
-    throw DoesNotFit(fmt::format("--memory-limit {} GiB is too small: {}", *job.config.memory_limit,
-                                 to_string(job.budget)));
+  if (memory_limit && double(budget.total()) > *memory_limit * gib) {
+    throw DoesNotFit(
+        fmt::format("--memory-limit {} GiB is too small: {}", *memory_limit, to_string(budget)));
   }
-  if (job.budget.total() > free_bytes) {
+  if (budget.total() > free_bytes) {
     throw DoesNotFit(fmt::format(
         "the device has {} free, too little: {}. Fewer activations (--microbatch-size, --schedule "
         "1f1b, --recompute full) or more ranks need less",
-        readable_bytes(free_bytes), to_string(job.budget)));
+        readable_bytes(free_bytes), to_string(budget)));
   }
 }
 

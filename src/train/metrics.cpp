@@ -42,6 +42,9 @@ std::string to_json(const StepMetrics& metrics) {
   line["bubble_measured"] = or_null(metrics.bubble_measured);
   line["peak_activations"] = metrics.peak_activations;
   line["activation_cap"] = metrics.activation_cap;
+  if (metrics.validation_loss) {
+    line["validation_loss"] = *metrics.validation_loss;
+  }
   line["device"] = metrics.device;
   if (metrics.skipped) {
     line["note"] =

@@ -115,7 +115,7 @@ class Planning {
         std::vector<StageLayers> stages = partition(
             inputs_->model.config.layers, schedule_->placement.stages(), config_.layers_per_stage);
         job.emplace(make_job(std::move(*inputs_), std::move(*schedule_), std::move(stages)));
-        require_fit(*job, free_bytes_);
+        require_fit(job->budget, config_.memory_limit, free_bytes_);
       });
     }
     const Watchdog::HostPhase phase = host_phase("compares its job with the others'");
@@ -175,7 +175,7 @@ class Planning {
       }
       job.emplace(from_text(text, profile));
       job->notes = std::move(decision.notes);
-      require_fit(*job, free_bytes_);
+      require_fit(job->budget, config_.memory_limit, free_bytes_);
     });
     return std::move(*job);
   }

@@ -62,7 +62,7 @@ StepBuffers::StepBuffers(const BudgetRequest& request, const schedule::Placement
   }
 }
 
-void StepBuffers::upload(int64_t step, const DataSource& source, int replica,
+void StepBuffers::upload(int64_t step, const DataSource& source, int replica, double loss_scale,
                          const Stream& compute) {
   if (!embeds_ && !has_head_) {
     return;
@@ -76,11 +76,10 @@ void StepBuffers::upload(int64_t step, const DataSource& source, int replica,
   }
   if (has_head_) {
     copy_to_device(targets_, targets, tokens_ * sizeof(int), compute);
-    const double scale = 1.0 / double(std::max<size_t>(source.valid_targets(step), 1));
-    const float single = float(scale);
+    const float single = float(loss_scale);
     const size_t bytes = accumulator_bytes(precision_);
     std::memcpy(pinned.scale.data(),
-                bytes == sizeof(double) ? static_cast<const void*>(&scale) : &single, bytes);
+                bytes == sizeof(double) ? static_cast<const void*>(&loss_scale) : &single, bytes);
     copy_to_device(scale_, pinned.scale.data(), bytes, compute);
   }
 }

@@ -126,6 +126,12 @@ void TrainConfig::check() const {
   if (data.empty()) {
     throw UsageError("--data is missing: at least one file is needed");
   }
+  for (const auto& [value, flag] : {std::pair(validation_every, "--validation-every"),
+                                    std::pair(validation_batches, "--validation-batches")}) {
+    if (value) {
+      require_count(*value, 1, flag);
+    }
+  }
   require_above_zero(timeout, "--timeout");
   std::error_code absent;
   if (!export_dir.empty() && std::filesystem::equivalent(export_dir, init, absent)) {
@@ -135,11 +141,12 @@ void TrainConfig::check() const {
   }
 }
 
-ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary) {
+ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary,
+                         const std::string& init_flag) {
   ModelChoice choice;
   GptConfig& model = choice.config;
   if (!config.init.empty()) {
-    choice.source = read_huggingface_config(config.init);
+    choice.source = read_huggingface_config(config.init, init_flag);
     model = choice.source->config;
   } else if (!config.model.empty()) {
     model = named_model(config.model);

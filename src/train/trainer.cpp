@@ -22,6 +22,7 @@
 #include "pipetrain/train/run_directory.h"
 #include "pipetrain/train/weights.h"
 #include "train/output_file.h"
+#include "train/start.h"
 
 namespace pipetrain {
 namespace {
@@ -58,6 +59,8 @@ class Trainer {
   void finish_until(int64_t step);
   void finish(int64_t step);
   void after_first_step();
+  bool validates_after(int64_t steps) const;
+  void validate(int64_t steps);
   void measure_rest();
   void publish(int64_t step, const std::vector<double>& busy);
   void gather_trace();
@@ -83,16 +86,6 @@ class Trainer {
   std::map<int64_t, int64_t> busy_of_;  // submitted step -> the step whose busy time went with it
   int64_t busy_sent_ = 0;
 };
-
-// Actions are told by pipeline ranks; where there are replicas it has to be said of which one.
-Watchdog::Expire expire_on(int rank, int replicas) {
-  if (replicas <= 1) {
-    return Watchdog::exit_process();
-  }
-  return [rank, replicas, exit = Watchdog::exit_process()](const std::string& reason) {
-    exit(fmt::format("replica {} (rank {} of the job): {}", rank % replicas, rank, reason));
-  };
-}
 
 Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
   // Also while the ranks agree on whether the flags, --timeout among them, are right.
@@ -175,6 +168,10 @@ void Trainer::announce() {
   for (const std::string& warning : job_->warnings) {
     log_->warning(warning);
   }
+  if (job_->evaluation) {
+    log_->info(fmt::format("validation: {} of {} tokens, {}", job_->evaluation->valid_targets(),
+                           job_->evaluation->tokens->size(), to_string(*job_->evaluation)));
+  }
   if (job_->model.source) {
     for (const std::string& note : job_->model.source->notes) {
       log_->info(note);
@@ -183,13 +180,7 @@ void Trainer::announce() {
   for (const std::string& note : job_->notes) {
     log_->info(note);
   }
-  const std::string budget = to_string(job_->budget);
-  const auto budgets = control_.gather(std::as_bytes(std::span(budget.data(), budget.size())), 0);
-  for (size_t rank = 0; rank < budgets.size(); ++rank) {
-    log_->info(fmt::format("memory of rank {}: {}", rank,
-                           std::string_view(reinterpret_cast<const char*>(budgets[rank].data()),
-                                            budgets[rank].size())));
-  }
+  log_budgets(job_->budget, control_, *log_);
 }
 
 TrainReport Trainer::run() {
@@ -206,6 +197,7 @@ TrainReport Trainer::run() {
                               .planned = job_->planned,
                               .measured = job_->planned,
                               .profiled = job_->costs.has_value(),
+                              .validations = {},
                               .stopped = false});
   loop();
   write_outputs();
@@ -216,6 +208,7 @@ TrainReport Trainer::run() {
 
 // The host submits one step ahead of the device and reads each result one step late.
 void Trainer::loop() {
+  validate(0);
   start_ = last_end_ = last_progress_ = Clock::now();
   int64_t step = 0;
   for (; step < job_->config.steps && !stop_; ++step) {
@@ -228,15 +221,21 @@ void Trainer::loop() {
       engine_->set_clock();
     }
     submit(step);
-    if (step == 0) {
-      finish_until(1);
+    const bool first = step == 0;
+    const bool validates = validates_after(step + 1);
+    finish_until(first || validates ? step + 1 : step);
+    if (first) {
       after_first_step();
-    } else {
-      finish_until(step);
+    }
+    if (validates) {
+      validate(step + 1);
     }
   }
   finish_until(step);
   report_->stopped = step < job_->config.steps;
+  if (!validates_after(step)) {
+    validate(step);
+  }
   measure_rest();
   gather_trace();
 }
@@ -299,6 +298,27 @@ void Trainer::after_first_step() {
   if (!job_->config.dump_gradients.empty()) {
     write_tensors(job_->config.dump_gradients, StoredTensor::gradient, engine_->parameters(),
                   job_->config.precision, control_);
+  }
+  last_end_ = Clock::now();
+}
+
+bool Trainer::validates_after(int64_t steps) const {
+  return job_->config.validation_every && steps % *job_->config.validation_every == 0;
+}
+
+// After so many steps, whose results are known.
+void Trainer::validate(int64_t steps) {
+  Evaluator* evaluator = engine_->evaluator();
+  if (evaluator == nullptr) {
+    return;
+  }
+  const EvaluationResult result = evaluator->run(control_, *log_);
+  log_->info(fmt::format("validation loss {:.4f} {}: {} tokens in {:.1f} s", result.loss,
+                         steps == 0 ? "before step 1" : fmt::format("after step {}", steps),
+                         result.targets, result.seconds));
+  report_->validations.push_back({steps, result});
+  if (steps > 0) {
+    unmeasured_.at(steps - 1).metrics.validation_loss = result.loss;
   }
   last_end_ = Clock::now();
 }

@@ -100,8 +100,8 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
       continue;
     }
     const std::vector<float> master(exact.begin(), exact.end());
-    if (local.separate_master()) {
-      if (local.state.count > 0) {
+    if (local.weight_element < sizeof(float)) {
+      if (local.separate_master() && local.state.count > 0) {
         upload(local.master, master.data() + local.state.first, local.state.count * sizeof(float));
       }
       const std::vector<kernels::bf16> weight(master.begin(), master.end());

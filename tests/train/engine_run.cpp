@@ -170,6 +170,9 @@ EngineResult run_engines(const EngineRun& run) {
     }
     Engine engine(job, control, nullptr);
     engine.set_initial_weights();
+    if (run.between) {
+      run.between(control, engine);
+    }
     collector.add_weights(0, job, engine);
     std::vector<StepResult> results;
     for (int64_t step = 0; step < run.steps; ++step) {
@@ -184,6 +187,9 @@ EngineResult run_engines(const EngineRun& run) {
       if (run.after) {
         control.barrier();
         run.after(step, job, engine);
+      }
+      if (run.between) {
+        run.between(control, engine);
       }
       collector.add_weights(step + 1, job, engine);
       if (step == 0) {

@@ -38,6 +38,8 @@ struct EngineRun {
   // On every rank before and after a step, while no rank has work in flight.
   std::function<void(int64_t step, const Job&, Engine&)> before = nullptr;
   std::function<void(int64_t step, const Job&, Engine&)> after = nullptr;
+  // Before the first step and after each, on every rank; may be collective.
+  std::function<void(Control&, Engine&)> between = nullptr;
 };
 
 // By name, padding left out.

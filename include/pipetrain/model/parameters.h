@@ -123,6 +123,13 @@ class ParameterStore {
   ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
                  Precision precision, Region& weights, Region& gradients, Region& optimizer,
                  const Sharding& sharding = {});
+
+  // Forward only: the weights in use alone. All other pointers of a parameter are nullptr, but
+  // master == weight.
+  static size_t forward_bytes(const GptConfig& config, const std::vector<StageLayers>& stages,
+                              Precision precision);
+  ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
+                 Precision precision, Region& weights);
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore(ParameterStore&&) = default;
 

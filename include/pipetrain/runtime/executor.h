@@ -41,6 +41,9 @@ class Executor {
   // Submits one step; returns without waiting for it. At most two steps may be in flight.
   void run_step(int64_t step);
 
+  // The host waits until the rank's part of that step, one of the last two, has ended.
+  void wait(int64_t step) const;
+
   // Ties device times to the host's clock. The compute stream must be idle; the host waits.
   void set_clock();
   // Times of step `step`, one of the last two. Waits for its end on the host.

@@ -14,4 +14,9 @@ struct LowerOptions {
 // finish under rendezvous sends.
 LoweredSchedule lower(const Schedule& schedule, const LowerOptions& options = {});
 
+// The same program on the channels of `base`, so that one exchange serves both: a channel between
+// the same ranks has the number that it has there, channels that `base` lacks follow, and each has
+// the slots that the one or the other needs.
+LoweredSchedule on_channels_of(const LoweredSchedule& base, LoweredSchedule schedule);
+
 }  // namespace pipetrain::schedule

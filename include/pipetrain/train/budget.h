@@ -11,6 +11,8 @@
 
 namespace pipetrain {
 
+struct Evaluation;
+
 // Device memory of one rank, in bytes, known before anything is allocated. The trainer allocates
 // exactly these pieces; NCCL's own memory is an estimate and allocated by NCCL.
 struct Budget {
@@ -56,9 +58,12 @@ double weight_memory(const BudgetRequest& request, const schedule::Placement& pl
 Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::Placement& placement,
                                  int rank, int replica = 0);
 
-// Of a pipeline rank; the same for all its replicas.
+// Of a pipeline rank; the same for all its replicas. `evaluation`: between training steps, on the
+// channels of `schedule`; null: there is none.
 Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule& schedule,
-                   int rank);
+                   int rank, const Evaluation* evaluation = nullptr);
+// Of an evaluation without training.
+Budget evaluation_budget(const BudgetRequest& request, const Evaluation& evaluation, int rank);
 
 // One line: "weights 0.5 MiB, gradients ...; total 12.3 MiB".
 std::string to_string(const Budget& budget);

@@ -15,6 +15,7 @@
 #include "pipetrain/runtime/executor.h"
 #include "pipetrain/runtime/pool.h"
 #include "pipetrain/runtime/watchdog.h"
+#include "pipetrain/train/evaluator.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/optimizer.h"
 #include "pipetrain/train/step_data.h"
@@ -39,6 +40,8 @@ class Engine {
   StepResult wait(int64_t step) { return optimizer_->wait_result(step); }
   RankTrace trace(int64_t step) { return executor_->trace(step); }
   void set_clock() { executor_->set_clock(); }
+  // Of the job's evaluation, else nullptr. Runs between steps, when their results were taken.
+  Evaluator* evaluator() { return evaluator_.get(); }
   // The host waits until nothing is in flight on this rank.
   void drain() { compute_.synchronize(); }
 
@@ -77,6 +80,7 @@ class Engine {
   std::unique_ptr<Pool> gradient_slots_;
   std::unique_ptr<Exchange> exchange_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Evaluator> evaluator_;
   StepInputs inputs_;  // of the step that is being submitted
   int64_t step_ = 0;
 };

@@ -15,11 +15,12 @@ struct HuggingFaceConfig {
   std::vector<std::string> notes;  // lines for the log: what is in the file and not applied
 };
 
-// Throws UsageError naming --init: no such file, not JSON, not a GPT-2, a field that is missing or
-// wrong, or one that asks for another computation than ours (activation_function other than the
-// tanh GELU, n_inner other than 4 n_embd, scale_attn_by_inverse_layer_idx,
-// reorder_and_upcast_attn).
-HuggingFaceConfig read_huggingface_config(const std::string& directory);
+// `flag` names the directory in messages. Throws UsageError: no such file, not JSON, not a GPT-2, a
+// field that is missing or wrong, or one that asks for another computation than ours
+// (activation_function other than the tanh GELU, n_inner other than 4 n_embd,
+// scale_attn_by_inverse_layer_idx, reorder_and_upcast_attn).
+HuggingFaceConfig read_huggingface_config(const std::string& directory,
+                                          const std::string& flag = "--init");
 
 // config.json for an export: that of the import with everything in it, or a new one.
 std::string exported_config(const GptConfig& config, const HuggingFaceConfig* source);
@@ -27,10 +28,11 @@ std::string exported_config(const GptConfig& config, const HuggingFaceConfig* so
 // The weights in a directory's model.safetensors.
 class HuggingFaceWeights {
  public:
-  // Throws UsageError naming --init unless every parameter is there once, by its exact name (with
-  // or without "transformer."), with its shape, and nothing else is but attention masks and a copy
-  // of a tied head.
-  HuggingFaceWeights(const std::string& directory, const GptConfig& config);
+  // Throws UsageError that begins with `flag` unless every parameter is there once, by its exact
+  // name (with or without "transformer."), with its shape, and nothing else is but attention masks
+  // and a copy of a tied head.
+  HuggingFaceWeights(const std::string& directory, const GptConfig& config,
+                     const std::string& flag = "--init");
 
   // Real shape, row-major.
   std::vector<double> values(const Parameter& parameter) const;

@@ -11,6 +11,7 @@
 #include "pipetrain/schedule/schedule.h"
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/train/budget.h"
+#include "pipetrain/train/evaluation.h"
 #include "pipetrain/train/tokens.h"
 #include "pipetrain/train/train_config.h"
 
@@ -24,7 +25,8 @@ struct JobInputs {
   BatchShape batch;
   std::unique_ptr<TokenStream> tokens;
   std::unique_ptr<DataSource> batches;
-  BudgetRequest request;  // stages come with the schedule
+  std::unique_ptr<TokenStream> validation;  // --validation; null: none. Moves into the evaluation
+  BudgetRequest request;                    // stages come with the schedule
 };
 
 // A training run as it is planned: everything that is known before anything is allocated on a
@@ -35,9 +37,14 @@ struct Job : JobInputs {
   schedule::Simulation planned;          // at the profile's times, else F = B = W = 1 per share
   std::optional<schedule::Costs> costs;  // the profile's times, milliseconds
   std::vector<std::string> warnings;
-  std::vector<std::string> notes;  // what was profiled and planned with; on rank 0
-  Budget budget;                   // of this rank
+  std::vector<std::string> notes;        // what was profiled and planned with; on rank 0
+  std::optional<Evaluation> evaluation;  // --validation; on the channels of `lowered`
+  Budget budget;                         // of this rank
 
+  // The list whose channels serve all lists of the job.
+  const schedule::LoweredSchedule& exchanged() const {
+    return evaluation ? evaluation->lowered : lowered;
+  }
   // What ranks must have in common: sizes, precision, step, optimizer, the schedule.
   std::string fingerprint() const;
 };
@@ -60,7 +67,13 @@ Job make_job(const TrainConfig& config, int ranks, int rank);
 // profile or the job exceed --memory-limit or what the device has free. `watchdog` may be null.
 Job plan_job(const TrainConfig& config, Control& control, Watchdog* watchdog);
 
-// Throws DoesNotFit with the budget when it exceeds --memory-limit or `free_bytes` of the device.
-void require_fit(const Job& job, size_t free_bytes);
+// The ranks and chunks of --schedule, whatever the number of micro-batches. Throws UsageError
+// naming the flag.
+schedule::Placement placement_of(const TrainConfig& config, const Grid& grid);
+
+// Throws DoesNotFit with the budget when it exceeds --memory-limit (GiB) or `free_bytes` of the
+// device.
+void require_fit(const Budget& budget, const std::optional<double>& memory_limit,
+                 size_t free_bytes);
 
 }  // namespace pipetrain

@@ -22,8 +22,9 @@ struct StepMetrics {
   std::optional<double> bubble_measured;
   std::vector<int> peak_activations;  // slots per pipeline rank
   std::vector<int> activation_cap;
-  std::string device;    // cuda or host
-  bool skipped = false;  // loss or gradient were not finite: no weight was changed
+  std::optional<double> validation_loss;  // where the step was followed by an evaluation
+  std::string device;                     // cuda or host
+  bool skipped = false;                   // loss or gradient were not finite: no weight was changed
 };
 
 // The line, without its end. Numbers are printed so that reading them back gives the same bits.

@@ -21,9 +21,10 @@ class StepBuffers {
 
   const StepData& data() const { return data_; }
 
-  // Reads the step's micro-batches and submits their copies to the device. The step before the last
-  // one must have ended: its pinned memory is used again.
-  void upload(int64_t step, const DataSource& source, int replica, const Stream& compute);
+  // Reads the step's micro-batches and submits their copies to the device, with the factor of every
+  // loss. The step before the last one must have ended: its pinned memory is used again.
+  void upload(int64_t step, const DataSource& source, int replica, double loss_scale,
+              const Stream& compute);
 
  private:
   struct Pinned {

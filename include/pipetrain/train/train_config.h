@@ -54,6 +54,9 @@ struct TrainConfig {
   // data
   std::vector<std::string> data;
   bool shuffle = true;
+  std::vector<std::string> validation;
+  std::optional<int64_t> validation_every;    // steps; always before the first and after the last
+  std::optional<int64_t> validation_batches;  // at most so many micro-batches; default: all
 
   // output; an empty name: not written
   std::string run_dir;
@@ -79,8 +82,9 @@ struct ModelChoice {
   std::optional<HuggingFaceConfig> source;  // with --init
 };
 
-// natural_vocabulary: of the data, where neither --init, --model nor --vocab-size says. Throws
-// UsageError naming the flag.
-ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary);
+// natural_vocabulary: of the data, where neither --init, --model nor --vocab-size says. init_flag:
+// what the user calls `init`. Throws UsageError naming the flag.
+ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary,
+                         const std::string& init_flag = "--init");
 
 }  // namespace pipetrain

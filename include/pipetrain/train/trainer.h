@@ -7,6 +7,7 @@
 #include "pipetrain/schedule/schedule.h"
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/train/budget.h"
+#include "pipetrain/train/evaluation.h"
 #include "pipetrain/train/metrics.h"
 #include "pipetrain/train/train_config.h"
 
@@ -22,6 +23,11 @@ struct PeakActivations {
   size_t gradient_slot_bytes = 0;
 };
 
+struct Validation {
+  int64_t steps = 0;  // after so many
+  EvaluationResult result;
+};
+
 // What a run has done; the same on all ranks but for budget.
 struct TrainReport {
   std::vector<StepMetrics> steps;
@@ -31,7 +37,8 @@ struct TrainReport {
   schedule::Simulation planned;   // at the profile's times, else F = B = W = 1 per share
   schedule::Simulation measured;  // the last step, in milliseconds; on rank 0
   bool profiled = false;          // planned with a profile
-  bool stopped = false;           // by SIGUSR1, before the last step
+  std::vector<Validation> validations;
+  bool stopped = false;  // by SIGUSR1, before the last step
 };
 
 // Trains. Collective over the job; every rank needs its own device when ranks are threads. Wrong

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "pipetrain/comm/control.h"
+#include "pipetrain/runtime/watchdog.h"
+#include "pipetrain/train/budget.h"
+#include "pipetrain/train/log.h"
+
+namespace pipetrain {
+
+// What training and evaluating have in common before anything is computed.
+
+// Prints and leaves with exit code 4. Actions are told by pipeline ranks; where there are replicas
+// it is said of which one.
+Watchdog::Expire expire_on(int rank, int replicas);
+
+// Selects this rank's device; returns its free memory. Throws UsageError when there is none.
+size_t select_own_device(const Control& control);
+
+// Writes the budgets of all ranks into the log of rank 0. Collective.
+void log_budgets(const Budget& budget, Control& control, Log& log);
+
+}  // namespace pipetrain
