@@ -103,7 +103,7 @@ class Option {
   }
 
   AutoPlan plan() const {
-    constexpr int most_searches = 4;
+    constexpr int most_searches = 3;
     std::vector<double> limits = activation_limits();
     AutoPlan found = search(limits, costs_.weight_memory);
     if (!lower_limits(found, &limits)) {
