@@ -189,6 +189,12 @@ TEST(Planner, ChunksAndLayersPerStageLimitThePlacement) {
   const AutoPlan plan = plan_auto(request);
   EXPECT_EQ(layers_of(plan.stages), (std::vector<int>{3, 3, 5, 1}));
   EXPECT_EQ(plan.schedule.placement.kind(), Placement::Kind::v);
+  request.chunks = 3;
+  request.layers_per_stage = {2, 2, 2, 2, 2, 2};
+  const AutoPlan three = plan_auto(request);
+  EXPECT_EQ(three.schedule.placement.kind(), Placement::Kind::loop);
+  EXPECT_EQ(three.schedule.placement.chunks(), 3);
+  request.chunks.reset();
   request.layers_per_stage = {4, 4, 4};
   try {
     plan_auto(request);
