@@ -287,7 +287,8 @@ double time_messages(Channel& channel, std::byte* data, size_t bytes) {
   return median(std::move(times));
 }
 
-LinkProfile measure_links(size_t message, const Grid& grid, bool wrap_around, Control& control) {
+LinkProfile measure_links(size_t message, const Grid& grid, bool wrap_around, Control& control,
+                          Watchdog* watchdog) {
   std::vector<Edge> edges;
   for (int replica = 0; replica < grid.replicas; ++replica) {
     const auto job_rank = [&](int rank) { return rank * grid.replicas + replica; };
@@ -305,7 +306,11 @@ LinkProfile measure_links(size_t message, const Grid& grid, bool wrap_around, Co
       if (edges[i].source != control.rank() && edges[i].destination != control.rank()) {
         continue;
       }
-      Channel channel(control, edges[i].source, edges[i].destination);
+      const auto [source, destination] = edges[i];
+      const Watchdog::HostPhase phase(
+          watchdog, fmt::format("rank {} measures its link with rank {}", control.rank(),
+                                source == control.rank() ? destination : source));
+      Channel channel(control, source, destination);
       warm_up(channel, buffer.data(), message);
       const double latency = time_messages(channel, buffer.data(), 1);
       const double whole = time_messages(channel, buffer.data(), message);
@@ -345,7 +350,7 @@ Profile measure_profile(const BudgetRequest& request, const Grid& grid, bool wra
   const Watchdog::HostPhase phase(
       watchdog, fmt::format("rank {} profiles its links and waits for the others", control.rank()));
   profile.link = measure_links(message_bytes(request.model, request.shape, request.precision), grid,
-                               wrap_around, control);
+                               wrap_around, control, watchdog);
   return profile;
 }
 
