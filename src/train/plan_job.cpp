@@ -12,6 +12,7 @@
 #include "pipetrain/device/info.h"
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
+#include "pipetrain/schedule/generate.h"
 #include "pipetrain/schedule/lower.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/planner.h"
@@ -47,6 +48,28 @@ std::vector<size_t> gather_memory(size_t own, const Grid& grid, Control& control
     of_pipeline.back() = std::min(of_pipeline.back(), bytes);
   }
   return of_pipeline;
+}
+
+// What --validation takes on each pipeline rank beside training, whatever the training schedule of
+// one of these placements.
+std::vector<size_t> validation_bytes(const JobInputs& inputs,
+                                     const std::vector<schedule::Placement>& placements) {
+  std::vector<size_t> most(size_t(inputs.grid.pipeline));
+  for (const schedule::Placement& placement : placements) {
+    Evaluation evaluation = make_evaluation(
+        std::make_unique<TokenStream>(inputs.config.validation, "--validation"), inputs.batch,
+        inputs.config.validation_batches, inputs.model.config.vocabulary, placement);
+    const schedule::LoweredSchedule least = lower(schedule::generate_forward_only(placement, 1));
+    evaluation.lowered = on_channels_of(least, std::move(evaluation.lowered));
+    BudgetRequest request = inputs.request;
+    request.stages = partition(inputs.model.config.layers, placement.stages());
+    for (int rank = 0; rank < inputs.grid.pipeline; ++rank) {
+      const size_t bytes = rank_budget(request, least, rank, &evaluation).total() -
+                           rank_budget(request, least, rank).total();
+      most[size_t(rank)] = std::max(most[size_t(rank)], bytes);
+    }
+  }
+  return most;
 }
 
 // Layers per stage in one line; then the schedule, where it was searched. All ranks read it back,
@@ -151,7 +174,7 @@ class Planning {
   }
 
   Job planned(const Profile& profile) {
-    const PlanRequest request = {
+    PlanRequest request = {
         .budget = inputs_->request,
         .ranks = inputs_->grid.pipeline,
         .microbatches = config_.microbatches,
@@ -163,6 +186,7 @@ class Planning {
     Decision decision;
     agree(control_, [&] {
       if (control_.rank() == 0) {
+        leave_room_for_validation(request.memory);
         decision = decide(request, schedule_ ? &*schedule_ : nullptr);
       }
     });
@@ -178,6 +202,19 @@ class Planning {
       require_fit(job->budget, config_.memory_limit, free_bytes_);
     });
     return std::move(*job);
+  }
+
+  void leave_room_for_validation(std::vector<size_t>& memory) const {
+    if (!inputs_->validation) {
+      return;
+    }
+    const std::vector<size_t> taken = validation_bytes(
+        *inputs_, schedule_ ? std::vector{schedule_->placement}
+                            : auto_placements(inputs_->grid.pipeline, config_.microbatches,
+                                              config_.chunks, config_.layers_per_stage));
+    for (size_t rank = 0; rank < memory.size(); ++rank) {
+      memory[rank] -= std::min(memory[rank], taken[rank]);
+    }
   }
 
   Job from_text(const std::string& text, const Profile& profile) {

@@ -151,6 +151,9 @@ TEST_F(Auto, KeepsToTheMemoryLimitOrSaysWhatDoesNotFit) {
   }
   EXPECT_GT(training.reports.front().peaks[0].cap_slots, 1);
   expect_same_bits(training, train_on_threads(depth_one, 2));
+  TrainConfig evaluated = config;
+  evaluated.validation = evaluated.data;
+  expect_same_bits(train_on_threads(evaluated, 2), training);
   for (const double part : {0.9, 0.05}) {
     config.memory_limit = part * double(limit) / gib;
     try {
