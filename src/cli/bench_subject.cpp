@@ -33,20 +33,22 @@ class SyntheticSubject final : public BenchSubject {
           schedule, grid, control, message_bytes, region_,
           transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr);
     }
-    std::map<int, Stage*> stages;
+    Executor::Stages stages;
+    const int versions = schedule.weight_versions.at(size_t(rank));
     for (int stage = 0; stage < schedule.placement.stages(); ++stage) {
       if (schedule.placement.holds(rank, stage)) {
         stages_.push_back(std::make_unique<SyntheticStage>(planned.ranks[size_t(rank)].intervals,
                                                            stage, schedule.placement.microbatches(),
                                                            message_bytes));
-        stages[stage] = stages_.back().get();
+        stages[stage].assign(size_t(versions), stages_.back().get());
       }
     }
     activations_.poison();
     executor_ = std::make_unique<Executor>(
         schedule, rank, stages, *exchange_, activations_, gradients_, compute_,
         Executor::Mode::training,
-        StepHooks{.reduce_gradients = [](int) {}, .optimizer_step = [] {}}, &watchdog, stages);
+        StepHooks{.reduce_gradients = [](int) {}, .optimizer_step = [](const auto&) {}}, &watchdog,
+        stages);
     watchdog.set_error_probe([this] {
       const ncclResult_t result = exchange_->async_error();
       return result == ncclSuccess ? std::string()

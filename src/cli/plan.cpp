@@ -80,6 +80,8 @@ void count_transfers(const schedule::LoweredSchedule& lowered, Plan* plan) {
 void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowered,
              const LinkModel& link, Plan* plan) {
   BudgetRequest request = options.model.request();
+  request.update = lowered.update;
+  request.model = trained_model(request.model, lowered.update);
   request.stages =
       partition(request.model.layers, lowered.placement.stages(), options.model.layers_per_stage);
   for (int rank = 0; rank < lowered.placement.ranks(); ++rank) {

@@ -51,8 +51,9 @@ void add_optimizer_flags(CLI::App& app, TrainFlags& flags) {
   app.add_option("--beta2", config.beta2, "AdamW")->capture_default_str();
   app.add_option("--epsilon", config.epsilon, "AdamW")->capture_default_str();
   app.add_option("--weight-decay", config.weight_decay, "of matrices")->capture_default_str();
-  app.add_option("--grad-clip", config.grad_clip, "largest gradient norm; 0: no clipping")
-      ->capture_default_str();
+  app.add_option("--grad-clip", config.grad_clip,
+                 "largest gradient norm; 0: no clipping; default: 1, with pipedream 0 (no other "
+                 "value: its stages are updated one by one)");
   app.add_option("--seed", config.seed, "of weights and shuffling")->capture_default_str();
 }
 
@@ -70,7 +71,7 @@ void add_data_and_output_flags(CLI::App& app, TrainFlags& flags) {
   app.add_option("--run-dir", config.run_dir, "directory for metrics.jsonl and log.txt");
   app.add_option("--trace", config.trace, "Chrome trace (JSON) of the last step");
   app.add_option("--dump-gradients", config.dump_gradients,
-                 "safetensors file: gradients of step 1, before clipping");
+                 "safetensors file: gradients of step 1, before clipping (not with pipedream)");
   app.add_option("--export", config.export_dir, "Hugging Face directory, written at the end");
   app.add_option("--timeout", config.timeout, "seconds an action may take before the job ends")
       ->capture_default_str();

@@ -28,9 +28,10 @@ void add_slot_flags(CLI::App& app, SlotPolicy& slots) {
 }
 
 void add_placement_flags(CLI::App& app, TrainConfig& config, std::string& precision) {
-  app.add_option("--schedule", config.schedule,
-                 "gpipe, 1f1b, interleaved, ..., csv:FILE, or auto: profiles the devices and "
-                 "searches the shortest step that fits the memory limit")
+  app.add_option(
+         "--schedule", config.schedule,
+         "gpipe, 1f1b, ..., pipedream, pipedream-2bw, csv:FILE, or auto: profiles the devices and "
+         "searches the shortest step that fits the memory limit")
       ->capture_default_str();
   app.add_option("--chunks", config.chunks, "chunks per rank v");
   app.add_option("--microbatch-size", config.microbatch_size, "sequences per micro-batch B")

@@ -90,7 +90,8 @@ std::vector<ParameterUnit> parameter_units(const std::vector<Parameter>& table,
 
 ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
                                             const std::vector<StageLayers>& stages,
-                                            Precision precision, const Sharding& sharding) {
+                                            Precision precision, const Sharding& sharding,
+                                            int versions) {
   const size_t element = element_bytes(precision);
   const size_t accumulator = accumulator_bytes(precision);
   Bytes result;
@@ -98,7 +99,8 @@ ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
        parameter_units(parameter_table(config), stages, precision, sharding.copies)) {
     const size_t state = state_elements(unit, sharding) * accumulator;
     result.weights +=
-        unit.separate_masters ? state + unit.elements * element : unit.elements * accumulator;
+        size_t(versions) * unit.elements * (unit.separate_masters ? element : accumulator);
+    result.weights += unit.separate_masters ? state : 0;
     result.gradients += (unit.stage < 0 ? 2 : 1) * unit.elements * accumulator;
     result.optimizer += 2 * state;
   }
@@ -107,15 +109,24 @@ ParameterStore::Bytes ParameterStore::bytes(const GptConfig& config,
 
 ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
                                Precision precision, Region& weights, Region& gradients,
-                               Region& optimizer, const Sharding& sharding)
-    : table_(parameter_table(config)), stages_(stages), sharding_(sharding) {
+                               Region& optimizer, const Sharding& sharding, int versions)
+    : table_(parameter_table(config)), stages_(stages), sharding_(sharding), versions_(versions) {
   const size_t accumulator = accumulator_bytes(precision);
-  std::map<size_t, LocalParameter> by_index;
   for (ParameterUnit& unit : parameter_units(table_, stages, precision, sharding.copies)) {
-    const size_t state = state_elements(unit, sharding);
     LocalUnit local{.unit = std::move(unit)};
     local.weight_element = weight_bytes(local.unit, precision);
     local.weight = weights.take_bytes(local.unit.elements * local.weight_element);
+    units_.push_back(std::move(local));
+  }
+  if (!units_.empty()) {
+    const LocalUnit& last = units_.back();
+    std::byte* end = last.weight + aligned(last.unit.elements * last.weight_element);
+    slot_ = {units_.front().weight, end};
+  }
+  weights.take_bytes(size_t(versions - 1) * slot_.size());
+  std::map<size_t, LocalParameter> by_index;
+  for (LocalUnit& local : units_) {
+    const size_t state = state_elements(local.unit, sharding);
     std::byte* masters =
         local.unit.separate_masters ? weights.take_bytes(state * accumulator) : local.weight;
     local.gradient = gradients.take_bytes(local.unit.elements * accumulator);
@@ -151,7 +162,6 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
         }
       }
     }
-    units_.push_back(std::move(local));
   }
   for (auto& [index, parameter] : by_index) {
     local_.push_back(parameter);
@@ -190,6 +200,23 @@ ParameterStore::ParameterStore(const GptConfig& config, const std::vector<StageL
   for (auto& [index, parameter] : by_index) {
     local_.push_back(parameter);
   }
+}
+
+std::span<std::byte> ParameterStore::weights(int slot) const {
+  return {slot_.data() + size_t(slot) * slot_.size(), slot_.size()};
+}
+
+ParameterStore ParameterStore::with_weights(int slot) const {
+  ParameterStore other = *this;
+  const std::ptrdiff_t distance = weights(slot).data() - slot_.data();
+  for (LocalParameter& local : other.local_) {
+    local.parameter = &other.table_[local.table_index];
+    local.weight += distance;
+  }
+  for (LocalUnit& unit : other.units_) {
+    unit.weight += distance;
+  }
+  return other;
 }
 
 const LocalParameter* ParameterStore::find(const std::string& name) const {

@@ -22,10 +22,9 @@ Executor::StepEvents::StepEvents(size_t entries) : begin(Event::Timing::on) {
   }
 }
 
-Executor::Executor(const schedule::LoweredSchedule& schedule, int rank,
-                   std::map<int, Stage*> stages, Exchange& exchange, Pool& activations,
-                   Pool& gradients, const Stream& compute, Mode mode, StepHooks hooks,
-                   Watchdog* watchdog, std::map<int, Stage*> beside)
+Executor::Executor(const schedule::LoweredSchedule& schedule, int rank, Stages stages,
+                   Exchange& exchange, Pool& activations, Pool& gradients, const Stream& compute,
+                   Mode mode, StepHooks hooks, Watchdog* watchdog, Stages beside)
     : schedule_(schedule),
       list_(schedule.ranks.at(size_t(rank))),
       rank_(rank),
@@ -68,11 +67,17 @@ std::string Executor::describe(const LoweredAction& entry) const {
     text += fmt::format(" waits for rank {} to receive", channel(entry.message).destination);
   } else if (is_receive(action.kind)) {
     text += fmt::format(" waits for rank {} to send", channel(entry.message).source);
-  } else if (action.kind == Kind::optimizer_step) {
+  } else if (action.kind == Kind::optimizer_step &&
+             (schedule_.update != schedule::Update::every_backward ||
+              action.microbatch + 1 == schedule_.placement.microbatches())) {
     text =
         fmt::format("rank {}: OPTIMIZER_STEP waits for the norms and losses of all ranks", rank_);
   }
   return text;
+}
+
+Stage& Executor::stage_of(const LoweredAction& entry, const Lane& lane) {
+  return *lane.stages.at(entry.action.stage).at(size_t(entry.weights));
 }
 
 Tag Executor::tag(const LoweredAction& entry) const {
@@ -144,7 +149,7 @@ void Executor::run(const LoweredAction& entry, const Lane& lane, Event& started,
       break;
     case Kind::optimizer_step:
       started.record(compute_, tag(entry));
-      hooks_.optimizer_step();
+      hooks_.optimizer_step(entry);
       break;
   }
   ended.record(compute_, tag(entry));
@@ -153,7 +158,7 @@ void Executor::run(const LoweredAction& entry, const Lane& lane, Event& started,
 void Executor::forward(const LoweredAction& entry, const Lane& lane, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   const Stream& stream = *lane.stream;
-  Stage& stage = *lane.stages.at(action.stage);
+  Stage& stage = stage_of(entry, lane);
   const Tag input_tag = {step_, action.stage - 1, action.microbatch};
   std::byte* slot = activations_.take(entry.activation_slot);
   if (entry.input.channel >= 0) {
@@ -177,7 +182,7 @@ void Executor::forward(const LoweredAction& entry, const Lane& lane, Event& star
 
 void Executor::backward(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
-  Stage& stage = *main_.stages.at(action.stage);
+  Stage& stage = stage_of(entry, main_);
   const bool whole = action.kind == Kind::backward;
   const Tag gradient_tag = {step_, action.stage + 1, action.microbatch};
   std::byte* slot = activations_.use(entry.activation_slot);
@@ -209,7 +214,7 @@ void Executor::backward_weight(const LoweredAction& entry, Event& started, Event
   std::byte* slot = activations_.use(entry.activation_slot);
   std::byte* gradient_slot = gradients_.use(entry.gradient_slot);
   started.record(compute_, tag(entry));
-  main_.stages.at(action.stage)->backward_weight(action.microbatch, slot, gradient_slot, compute_);
+  stage_of(entry, main_).backward_weight(action.microbatch, slot, gradient_slot, compute_);
   ended.record(compute_, tag(entry));
   gradients_.give_back(entry.gradient_slot);
   activations_.give_back(entry.activation_slot);

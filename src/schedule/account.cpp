@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
+
+#include "schedule/weight_versions.h"
 
 namespace pipetrain::schedule {
 
@@ -39,27 +42,6 @@ void account_memory(RankResult& rank, int chunks, double weight_memory) {
   }
 }
 
-// PipeDream: a backward uses the weights that its forward used, so every version from the oldest
-// micro-batch in flight to the current one is kept.
-int versions_in_flight(const RankResult& rank, int microbatches) {
-  std::vector<int> version_of(microbatches, 0);
-  int current = 0;
-  int forwards = 0;
-  int most = 1;
-  for (const Interval& interval : rank.intervals) {
-    if (interval.action.kind == Kind::forward) {
-      version_of[interval.action.microbatch] = current;
-      ++forwards;
-    } else {
-      ++current;
-    }
-    if (current < forwards) {
-      most = std::max(most, current - version_of[current] + 1);
-    }
-  }
-  return most;
-}
-
 }  // namespace
 
 void account(Simulation& simulation, const Placement& placement, Update update,
@@ -85,10 +67,12 @@ void account(Simulation& simulation, const Placement& placement, Update update,
       simulation.span = std::max(simulation.span, end[r] - start);
     }
     account_memory(rank, placement.chunks(), weight_memory);
-    if (update == Update::delayed) {
-      rank.weight_versions = 2;
-    } else if (update == Update::every_backward) {
-      rank.weight_versions = versions_in_flight(rank, placement.microbatches());
+    if (update != Update::step) {
+      std::vector<Action> list;
+      for (const Interval& interval : rank.intervals) {
+        list.push_back(interval.action);
+      }
+      rank.weight_versions = weight_versions(update, list);
     }
   }
   simulation.makespan = std::max(0.0, last - first);

@@ -7,6 +7,7 @@
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/schedule/validate.h"
 #include "schedule/program.h"
+#include "schedule/weight_versions.h"
 
 namespace pipetrain::schedule {
 
@@ -87,6 +88,7 @@ class Emitter {
         indices_(program.ranks.size()),
         activations_(program.ranks.size()),
         gradients_(program.ranks.size()),
+        weights_(program.ranks.size()),
         inside_(program.channels.size()),
         sent_(program.channels.size(), 0),
         written_(program.channels.size(), 0),
@@ -96,6 +98,8 @@ class Emitter {
     result_.ranks.resize(program.ranks.size());
     for (size_t rank = 0; rank < program.ranks.size(); ++rank) {
       result_.ranks[rank].reserve(program.ranks[rank].size());
+      weights_[rank] = WeightVersions(schedule, int(rank));
+      result_.weight_versions.push_back(weights_[rank].versions());
     }
     // A step that keeps no activation still computes in one slot.
     if (schedule.forward_only) {
@@ -162,6 +166,7 @@ class Emitter {
       take_memory(rank, entry);
       entry.input = take_input(list[i].input);
       entry.output = take_output(list[i].output);
+      entry.weights = weights_[rank].slot_of(list[i].action);
     }
     for (int i = index; i < index + entries; ++i) {
       give_memory(rank, list[i].action);
@@ -227,8 +232,9 @@ class Emitter {
   std::vector<std::vector<int>> indices_;  // [rank][place in the program]: index in the list
   std::vector<Pool> activations_;          // [rank]
   std::vector<Pool> gradients_;
-  std::vector<Pool> inside_;  // [channel]: outgoing slots of hand-offs inside a rank
-  std::vector<int> sent_;     // [channel]: messages so far
+  std::vector<WeightVersions> weights_;  // [rank]
+  std::vector<Pool> inside_;             // [channel]: outgoing slots of hand-offs inside a rank
+  std::vector<int> sent_;                // [channel]: messages so far
   std::vector<int> written_;
   LoweredSchedule result_;
 };

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <map>
+
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/validate.h"
 #include "schedule/walk.h"
@@ -41,6 +43,9 @@ class LoweredValidator {
     }
     run_all();
     check_order();
+    for (int rank = 0; rank < int(next_.size()); ++rank) {
+      check_weights(rank);
+    }
     return warnings;
   }
 
@@ -71,9 +76,12 @@ class LoweredValidator {
 
   void require_sizes() const {
     const size_t ranks = schedule_.ranks.size();
-    if (schedule_.activation_slots.size() != ranks || schedule_.gradient_slots.size() != ranks) {
-      throw UsageError(fmt::format("{}: there must be one pool size for each of {} ranks",
-                                   schedule_.name, ranks));
+    for (const std::vector<int>* sizes :
+         {&schedule_.activation_slots, &schedule_.gradient_slots, &schedule_.weight_versions}) {
+      if (sizes->size() != ranks) {
+        throw UsageError(fmt::format("{}: there must be one pool size for each of {} ranks",
+                                     schedule_.name, ranks));
+      }
     }
   }
 
@@ -305,6 +313,39 @@ class LoweredValidator {
     for (int rank = 0; rank < int(seen.size()); ++rank) {
       if (seen[rank] != int(schedule_.ranks[rank].size())) {
         reject(rank, seen[rank], "it is missing in the global order");
+      }
+    }
+  }
+
+  // Every forward uses the version that the schedule says, its backward the same one.
+  void check_weights(int rank) const {
+    int updates = 0;
+    std::vector<int> held(size_t(schedule_.weight_versions[rank]), 0);  // [slot]: version
+    std::map<std::pair<int, int>, int> used;                            // stage, micro-batch
+    for (int position = 0; position < int(schedule_.ranks[rank].size()); ++position) {
+      const auto [kind, stage, microbatch, overlaps] = entry(rank, position).action;
+      if (!is_compute(kind) && kind != Kind::optimizer_step) {
+        continue;
+      }
+      const int slot = entry(rank, position).weights;
+      if (slot < 0 || slot >= int(held.size())) {
+        reject(rank, position,
+               fmt::format("weights slot {} does not exist; there are {}", slot, held.size()));
+      }
+      const bool previous = schedule_.update == Update::delayed;
+      if (kind == Kind::optimizer_step) {
+        held[size_t(slot)] = updates;
+        held.front() = ++updates;
+      } else if (kind == Kind::forward) {
+        used[{stage, microbatch}] = held[size_t(slot)];
+        if (held[size_t(slot)] != updates || (slot == 0) == previous) {
+          reject(rank, position, fmt::format("weights slot {} is not of the version to use", slot));
+        }
+      } else if (const int version = used.at({stage, microbatch});
+                 held[size_t(slot)] != version || (slot == 0 && previous)) {
+        reject(rank, position,
+               fmt::format("weights slot {} holds version {}; its forward used {}", slot,
+                           held[size_t(slot)], version));
       }
     }
   }

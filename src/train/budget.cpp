@@ -50,6 +50,12 @@ size_t Budget::allocated() const {
          workspace + step_data;
 }
 
+GptConfig trained_model(const GptConfig& model, schedule::Update update) {
+  GptConfig trained = model;
+  trained.tied_head = model.tied_head && update != schedule::Update::every_backward;
+  return trained;
+}
+
 std::vector<StageLayers> held_stages(const BudgetRequest& request,
                                      const schedule::Placement& placement, int rank) {
   std::vector<StageLayers> held;
@@ -93,7 +99,8 @@ Optimizer::Shape optimizer_shape(const BudgetRequest& request, const schedule::P
                             .replicas = request.replicas,
                             .replica = replica,
                             .mirrored = placement.kind() == schedule::Placement::Kind::mirrored,
-                            .split_state = request.split_state};
+                            .split_state = request.split_state,
+                            .every_backward = request.update == schedule::Update::every_backward};
   for (int r = 0; r < placement.ranks(); ++r) {
     shape.stages.push_back(held_stages(request, placement, r));
   }
@@ -109,7 +116,8 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
   const std::vector<StageLayers> held = held_stages(request, placement, rank);
   const Optimizer::Shape shape = optimizer_shape(request, placement, rank);
   const ParameterStore::Bytes parameters =
-      ParameterStore::bytes(request.model, held, request.precision, shape.sharding());
+      ParameterStore::bytes(request.model, held, request.precision, shape.sharding(),
+                            schedule.weight_versions.at(size_t(rank)));
   const size_t message = message_bytes(request.model, request.shape, request.precision);
   Budget budget;
   budget.weights = parameters.weights;

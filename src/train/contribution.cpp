@@ -9,7 +9,7 @@ namespace pipetrain {
 Contribution::Contribution(const Optimizer::Shape& shape)
     : shape_(shape),
       losses_(size_t(shape.microbatches) * size_t(shape.replicas)),
-      ranks_(shape.stages.size() * size_t(shape.replicas), Rank{{}, busy() + 1}) {
+      ranks_(shape.stages.size() * size_t(shape.replicas), Rank{{}, squares()}) {
   const std::vector<Parameter> table = parameter_table(shape.config);
   parts_.resize(table.size());
   for (size_t pipeline_rank = 0; pipeline_rank < shape.stages.size(); ++pipeline_rank) {
@@ -47,16 +47,6 @@ void Contribution::count(size_t pipeline_rank, const std::vector<Parameter>& tab
   }
 }
 
-size_t Contribution::blocks() const {
-  size_t sum = 0;
-  for (const std::vector<Part>& parts : parts_) {
-    for (const Part& part : parts) {
-      sum += part.blocks;
-    }
-  }
-  return sum;
-}
-
 size_t Contribution::loss_rank(size_t microbatch) const {
   if (!shape_.loss_ranks.empty()) {
     return size_t(shape_.loss_ranks[microbatch]);
@@ -68,22 +58,29 @@ size_t Contribution::loss_rank(size_t microbatch) const {
                 shape_.stages.begin());
 }
 
-std::vector<int> Contribution::positions() const {
+std::vector<int> Contribution::block_positions(size_t first, size_t last) const {
   std::vector<int> result;
   for (const std::vector<Part>& parts : parts_) {
     for (const Part& part : parts) {
-      for (size_t block = 0; block < part.blocks; ++block) {
+      for (size_t block = 0; block < part.blocks && first <= part.rank && part.rank < last;
+           ++block) {
         result.push_back(int(at(part.rank, part.first + block)));
       }
     }
   }
+  return result;
+}
+
+Contribution::Positions Contribution::positions() const {
+  Positions result{block_positions(0, ranks()), {}, {}};
   const auto replicas = size_t(shape_.replicas);
   for (size_t global = 0; global < losses_; ++global) {
     const size_t microbatch = global / replicas;
-    result.push_back(int(at(loss_rank(microbatch) * replicas + global % replicas, microbatch)));
+    result.losses.push_back(
+        int(at(loss_rank(microbatch) * replicas + global % replicas, microbatch)));
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    result.push_back(int(at(rank, stop())));
+    result.stops.push_back(int(at(rank, stop())));
   }
   return result;
 }

@@ -28,11 +28,18 @@ class Contribution {
   size_t losses() const { return losses_; }  // of all replicas
   size_t stop() const { return size_t(shape_.microbatches); }
   size_t busy() const { return stop() + 1; }
-  size_t blocks() const;
+  size_t squares() const { return busy() + 1; }  // of what this rank counts, from here on
+  size_t length(int rank) const { return ranks_[size_t(rank)].length; }  // without the padding
 
-  // Positions in the contributions of all ranks: squares in (tensor, block) order, then losses in
-  // the order of global micro-batches, then the stop requests.
-  std::vector<int> positions() const;
+  // Positions in the contributions of all ranks.
+  struct Positions {
+    std::vector<int> blocks;  // squares, in (tensor, block) order
+    std::vector<int> losses;  // in the order of global micro-batches
+    std::vector<int> stops;   // requests
+  };
+  Positions positions() const;
+  // The squares of ranks first .. last - 1 alone.
+  std::vector<int> block_positions(size_t first, size_t last) const;
 
  private:
   struct Rank {

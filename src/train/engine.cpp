@@ -35,7 +35,8 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
   Region moments(moments_);
   const Optimizer::Shape shape = optimizer_shape(job.request, placement, rank, job.grid.replica());
   store_ = std::make_unique<ParameterStore>(job.request.model, held, job.request.precision, weights,
-                                            gradients, moments, shape.sharding());
+                                            gradients, moments, shape.sharding(),
+                                            job.lowered.weight_versions[size_t(rank)]);
 
   const Watchdog::HostPhase phase(watchdog,
                                   fmt::format("rank {} connects its channels", control.rank()));
@@ -49,7 +50,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
                        .beta2 = job.config.beta2,
                        .epsilon = job.config.epsilon,
                        .weight_decay = job.config.weight_decay,
-                       .grad_clip = job.config.grad_clip},
+                       .grad_clip = job.config.grad_clip.value()},
                       *store_, std::span(gradients_.data(), gradients_.bytes()),
                       {.job = everyone_.get(), .tied = tied_.get(), .copies = copies_.get()},
                       step_data, one_stream);
@@ -63,10 +64,10 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
       std::make_unique<StepBuffers>(job.request, placement, rank, optimizer_->losses(), step_data);
 
   Region workspace(workspace_memory_);
-  const std::map<int, Stage*> stages = make_stages(WorkspaceUse::everything, workspace, workspace_);
-  const std::map<int, Stage*> beside =
+  const Executor::Stages stages = make_stages(WorkspaceUse::everything, workspace, workspace_);
+  const Executor::Stages beside =
       job.lowered.has_pairs(rank) ? make_stages(WorkspaceUse::forward, workspace, beside_workspace_)
-                                  : std::map<int, Stage*>();
+                                  : Executor::Stages();
   std::map<int, int> numbers;  // global stage -> its place among the stages of this rank
   for (const auto& [stage, made] : stages) {
     numbers.emplace(stage, int(numbers.size()));
@@ -90,7 +91,13 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
                     [this, numbers](int stage) {
                       optimizer_->reduce(numbers.at(stage), step_, compute_);
                     },
-                .optimizer_step = [this] { optimizer_->submit(step_, inputs_, compute_); }},
+                .optimizer_step =
+                    [this](const schedule::LoweredAction& entry) {
+                      optimizer_->submit(
+                          step_, inputs_,
+                          {.microbatch = entry.action.microbatch, .kept_weights = entry.weights},
+                          compute_);
+                    }},
       watchdog, beside);
   if (job.evaluation) {
     evaluator_ = std::make_unique<Evaluator>(*job.evaluation, job.request, job.grid,
@@ -121,19 +128,19 @@ Engine::~Engine() {
   }
 }
 
-std::map<int, Stage*> Engine::make_stages(WorkspaceUse use, Region& region, Workspace& workspace) {
+Executor::Stages Engine::make_stages(WorkspaceUse use, Region& region, Workspace& workspace) {
   const BudgetRequest& request = job_.request;
   const schedule::Placement& placement = job_.lowered.placement;
   const int rank = job_.grid.pipeline_rank();
   workspace = make_gpt_workspace(request.model, request.shape, request.precision,
                                  held_stages(request, placement, rank), request.slots, region, use);
-  std::map<int, Stage*> stages;
+  Executor::Stages stages;
   for (int stage = 0; stage < placement.stages(); ++stage) {
-    if (placement.holds(rank, stage)) {
+    for (int slot = 0; slot < store_->versions() && placement.holds(rank, stage); ++slot) {
       stages_.push_back(make_gpt_stage(request.model, request.shape, request.precision,
-                                       request.stages[size_t(stage)], *store_,
+                                       request.stages[size_t(stage)], store_->with_weights(slot),
                                        step_buffers_->data(), *workspace));
-      stages[stage] = stages_.back().get();
+      stages[stage].push_back(stages_.back().get());
     }
   }
   return stages;
@@ -170,7 +177,7 @@ void Engine::set_initial_weights() {
     });
     return;
   }
-  const HuggingFaceWeights source(job.config.init, job.request.model);
+  const HuggingFaceWeights source(job.config.init, job.model.source->config);
   set_weights(*store_, job.request.precision,
               [&source](const Parameter& parameter) { return source.values(parameter); });
 }
@@ -180,7 +187,11 @@ void Engine::submit(int64_t step, const StepInputs& inputs) {
   inputs_ = inputs;
   optimizer_->begin_step(compute_);
   const size_t valid = std::max<size_t>(job_.batches->valid_targets(step), 1);
-  step_buffers_->upload(step, *job_.batches, job_.grid.replica(), 1.0 / double(valid), compute_);
+  // An update of one micro-batch alone takes the mean over its share of the targets.
+  const bool alone = job_.lowered.update == schedule::Update::every_backward;
+  const double updates = alone ? job_.batch.microbatches : 1;
+  step_buffers_->upload(step, *job_.batches, job_.grid.replica(), updates / double(valid),
+                        compute_);
   executor_->run_step(step);
 }
 

@@ -55,13 +55,13 @@ Evaluator::Evaluator(const Evaluation& evaluation, const BudgetRequest& request,
       pinned_losses_(size_t(in_flight) * loss_bytes(request.precision, evaluation)),
       first_pass_(first_pass_of_all) {
   const schedule::Placement& placement = evaluation.lowered.placement;
-  std::map<int, Stage*> stages;
+  Executor::Stages stages;
   for (int stage = 0; stage < placement.stages(); ++stage) {
     if (placement.holds(grid.pipeline_rank(), stage)) {
       stages_.push_back(make_gpt_stage(request.model, request.shape, request.precision,
                                        request.stages[size_t(stage)], parts.store,
                                        step_buffers_.data(), parts.workspace));
-      stages[stage] = stages_.back().get();
+      stages[stage] = {stages_.back().get()};
     }
   }
   executor_ =

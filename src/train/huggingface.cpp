@@ -153,6 +153,9 @@ std::string exported_config(const GptConfig& config, const HuggingFaceConfig* so
   ordered_json json;
   if (source != nullptr) {
     json = ordered_json::parse(source->json);
+    if (config.tied_head != source->config.tied_head) {
+      json["tie_word_embeddings"] = config.tied_head;
+    }
     for (const char* field : {"torch_dtype", "dtype"}) {
       if (json.contains(field)) {
         json[field] = "float32";  // of the weights beside it
@@ -230,7 +233,8 @@ const TensorInfo* HuggingFaceWeights::find(const std::string& name) const {
 }
 
 std::vector<double> HuggingFaceWeights::values(const Parameter& parameter) const {
-  return file_.values(*find(parameter.name));
+  const TensorInfo* tensor = find(parameter.name);
+  return file_.values(tensor == nullptr ? *find("wte.weight") : *tensor);
 }
 
 }  // namespace pipetrain

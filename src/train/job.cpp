@@ -53,6 +53,11 @@ schedule::Schedule csv_schedule(const TrainConfig& config, const Grid& grid) {
   if (config.group) {
     refuse(fmt::format("--group {}: the file decides; leave it out", *config.group));
   }
+  if (schedule.update != schedule::Update::step) {
+    refuse(
+        "the file has an OPTIMIZER_STEP behind every weight gradient; train updates the weights so "
+        "with --schedule pipedream alone. Leave the steps out of the file, or choose pipedream");
+  }
   schedule.name = config.schedule;
   return schedule;
 }
@@ -103,19 +108,52 @@ std::unique_ptr<TokenStream> read_validation(const TrainConfig& config, const Ba
   return tokens;
 }
 
+std::vector<std::string> notes_of(const schedule::Schedule& schedule) {
+  std::vector<std::string> notes;
+  if (schedule.update == schedule::Update::every_backward) {
+    notes.push_back(fmt::format(
+        "{}: every stage is updated after each of its micro-batches and keeps the weights that "
+        "those in flight began with; embedding and head are separate parameters, nothing is "
+        "clipped; losses are of the weights that each micro-batch was computed with",
+        schedule.name));
+  } else if (schedule.update == schedule::Update::delayed) {
+    notes.push_back(fmt::format(
+        "{}: losses and gradients of a step are of the weights before the current ones, and change "
+        "the current ones",
+        schedule.name));
+  }
+  return notes;
+}
+
 }  // namespace
 
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
-  schedule::Schedule schedule = config.schedule.starts_with(csv_prefix)
-                                    ? csv_schedule(config, grid)
-                                    : generated_schedule(config, grid);
-  if (schedule.update != schedule::Update::step) {
-    throw UsageError(fmt::format(
-        "--schedule {} is not synchronous: its stages keep several versions of their weights; "
-        "train runs synchronous schedules, 1f1b and zb-h1 among them",
-        config.schedule));
+  return config.schedule.starts_with(csv_prefix) ? csv_schedule(config, grid)
+                                                 : generated_schedule(config, grid);
+}
+
+void adopt_updates(JobInputs* inputs, const schedule::Schedule& schedule) {
+  TrainConfig* config = &inputs->config;
+  const schedule::Update update = schedule.update;
+  if (update == schedule::Update::every_backward) {
+    if (config->grad_clip.value_or(0) != 0) {
+      throw UsageError(fmt::format(
+          "--grad-clip {}: --schedule {} updates every stage by itself, so there is no norm of the "
+          "whole gradient to clip by; it must be 0, or left out",
+          *config->grad_clip, config->schedule));
+    }
+    if (!config->dump_gradients.empty()) {
+      throw UsageError(fmt::format(
+          "--dump-gradients {}: a step of --schedule {} has as many gradients as micro-batches, "
+          "each used for an update of its own; leave it out, or choose another schedule",
+          config->dump_gradients, config->schedule));
+    }
+    config->grad_clip = 0;
   }
-  return schedule;
+  config->grad_clip = config->grad_clip.value_or(1);
+  inputs->model.config = trained_model(inputs->model.config, update);
+  inputs->request.model = inputs->model.config;
+  inputs->request.update = update;
 }
 
 schedule::Placement placement_of(const TrainConfig& config, const Grid& grid) {
@@ -135,7 +173,7 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
   const MicrobatchShape shape = {config.microbatch_size, model.sequence};
   shape.check(model.config);
   if (model.source) {
-    HuggingFaceWeights(config.init, model.config);  // throws unless they are whole and fit
+    HuggingFaceWeights(config.init, model.source->config);  // throws unless they are whole and fit
   }
   const BatchShape batch = {.microbatches = config.microbatches,
                             .replicas = grid.replicas,
@@ -165,6 +203,7 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
 
 Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
              const std::optional<schedule::Costs>& costs) {
+  adopt_updates(&inputs, schedule);
   std::vector<std::string> warnings = validate(schedule);
   schedule::LoweredSchedule lowered = lower(schedule);
   schedule::Simulation planned = costs ? simulate(lowered, *costs) : simulate(schedule, {});
@@ -176,6 +215,7 @@ Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLay
                                  lowered.placement);
     evaluation->lowered = on_channels_of(lowered, std::move(evaluation->lowered));
   }
+  std::vector<std::string> notes = notes_of(schedule);
   const Budget budget = rank_budget(inputs.request, lowered, inputs.grid.pipeline_rank(),
                                     evaluation ? &*evaluation : nullptr);
   return {std::move(inputs),
@@ -184,7 +224,7 @@ Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLay
           std::move(planned),
           costs,
           std::move(warnings),
-          {},
+          std::move(notes),
           std::move(evaluation),
           budget};
 }
@@ -213,11 +253,11 @@ std::string Job::fingerprint() const {
       batch.microbatches, batch.replicas, config.zero, to_string(config.precision), config.steps,
       config.learning_rate, to_string(config.lr_schedule), config.warmup_steps,
       config.min_learning_rate, config.beta1, config.beta2, config.epsilon, config.weight_decay,
-      config.grad_clip, config.seed, tokens->size());
+      config.grad_clip.value(), config.seed, tokens->size());
   for (const StageLayers& stage : request.stages) {
     text += fmt::format("{} ", stage.layers);
   }
-  text += "\n" + to_csv(lowered);
+  text += "\n" + schedule.name + "\n" + to_csv(lowered);
   if (evaluation) {
     text +=
         fmt::format("validation every {} tokens {} of {}\n", config.validation_every.value_or(0),

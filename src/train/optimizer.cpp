@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/adamw.h"
@@ -33,10 +34,21 @@ class AdamwOptimizer final : public Optimizer {
   using A = kernels::acc_t<T>;
   using Scalars = kernels::OptimizerScalars<A>;
 
-  static size_t bytes(const Contribution& contribution) {
-    return aligned(sizeof(Scalars)) +
-           aligned(contribution.ranks() * contribution.elements() * sizeof(A)) +
-           aligned(contribution.positions().size() * sizeof(int));
+  static size_t bytes(const Shape& shape) {
+    const Contribution contribution(shape);
+    const Contribution::Positions positions = contribution.positions();
+    const auto array = [](size_t elements, size_t size) { return aligned(elements * size); };
+    const size_t together = array(1, sizeof(Scalars)) +
+                            array(contribution.ranks() * contribution.elements(), sizeof(A)) +
+                            array(positions.blocks.size(), sizeof(int)) +
+                            array(positions.losses.size(), sizeof(int)) +
+                            array(positions.stops.size(), sizeof(int));
+    if (!shape.every_backward) {
+      return together;
+    }
+    const size_t blocks = contribution.block_positions(first_copy(shape), last_copy(shape)).size();
+    return together + array(1, sizeof(Scalars)) + array(contribution.elements(), sizeof(A)) +
+           array(blocks, sizeof(int));
   }
 
   AdamwOptimizer(const Shape& shape, const AdamwOptions& options, const ParameterStore& store,
@@ -46,8 +58,12 @@ class AdamwOptimizer final : public Optimizer {
         store_(store),
         gradients_(gradients),
         job_(*groups.job),
+        copies_(groups.copies),
         reduction_(store, shape.precision, {groups.copies, groups.tied}, std::move(reductions)),
         contribution_(shape),
+        every_backward_(shape.every_backward),
+        microbatches_(shape.microbatches),
+        first_copy_(first_copy(shape)),
         pipeline_ranks_(shape.stages.size()),
         replicas_(size_t(shape.replicas)),
         rank_(size_t(shape.pipeline_rank) * replicas_ + size_t(shape.replica)),
@@ -61,18 +77,31 @@ class AdamwOptimizer final : public Optimizer {
     if (!(store.sharding() == shape.sharding())) {
       throw InternalError("the optimizer's parameters are sharded in another way");
     }
-    const std::vector<int> positions = contribution_.positions();
-    int* device_positions = region.take<int>(positions.size());
-    check(cudaMemcpy(device_positions, positions.data(), positions.size() * sizeof(int),
-                     cudaMemcpyHostToDevice),
-          "cudaMemcpy");
+    const auto on_device = [&](const std::vector<int>& values) {
+      int* device = region.take<int>(values.size());
+      check(cudaMemcpy(device, values.data(), values.size() * sizeof(int), cudaMemcpyHostToDevice),
+            "cudaMemcpy");
+      check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy may outlast its call
+      return device;
+    };
+    const Contribution::Positions positions = contribution_.positions();
     step_.gathered = gathered_;
-    step_.block_positions = device_positions;
-    step_.blocks = int(contribution_.blocks());
-    step_.loss_positions = step_.block_positions + step_.blocks;
-    step_.losses = int(contribution_.losses());
-    step_.stop_positions = step_.loss_positions + step_.losses;
-    step_.stops = int(contribution_.ranks());
+    step_.block_positions = on_device(positions.blocks);
+    step_.blocks = int(positions.blocks.size());
+    step_.loss_positions = on_device(positions.losses);
+    step_.losses = int(positions.losses.size());
+    step_.stop_positions = on_device(positions.stops);
+    step_.stops = int(positions.stops.size());
+    update_scalars_ = scalars_;
+    if (every_backward_) {
+      update_scalars_ = region.take<Scalars>(1);
+      squares_ = region.take<A>(contribution_.elements());
+      const std::vector<int> blocks = contribution_.block_positions(first_copy_, last_copy(shape));
+      stage_.gathered = gathered_;
+      stage_.block_positions = on_device(blocks);
+      stage_.blocks = int(blocks.size());
+      clear(update_scalars_, sizeof(Scalars));
+    }
     clear(scalars_, sizeof(Scalars));
     clear(gathered_, contribution_.ranks() * contribution_.elements() * sizeof(A));
     for (const LocalParameter& local : store.parameters()) {
@@ -94,6 +123,7 @@ class AdamwOptimizer final : public Optimizer {
     }
     reduction_.finish(no_step, stream);
     reduction_.gather_weights(stream);
+    gather_of_stage(stream);
     gather(stream);
     stream.synchronize();
   }
@@ -107,26 +137,34 @@ class AdamwOptimizer final : public Optimizer {
           "cudaMemsetAsync");
   }
 
-  void submit(int64_t step, const StepInputs& inputs, const Stream& stream) override {
-    Slot& slot = slots_[size_t(step) % ring];
-    if (slot.pending) {
-      throw InternalError(
-          fmt::format("step {} is submitted, but the result of step {} was not taken", step,
-                      slot.done.tag().step));
+  void submit(int64_t step, const StepInputs& inputs, const StepUpdate& update,
+              const Stream& stream) override {
+    if (!every_backward_ || update.microbatch == 0) {
+      begin(step, inputs, stream);
     }
-    auto* upload = reinterpret_cast<Upload*>(uploads_.data()) + size_t(step) % ring;
-    *upload = {A(inputs.learning_rate), A(inputs.stop ? 1 : 0), A(inputs.busy)};
-    copy(&scalars_->learning_rate, &upload->learning_rate, sizeof(A), cudaMemcpyHostToDevice,
-         stream);
-    copy(own() + contribution_.stop(), &upload->stop, 2 * sizeof(A), cudaMemcpyHostToDevice,
-         stream);
     reduction_.finish(step, stream);
     sum_squares(stream);
-    gather(stream);
-    kernels::optimizer_step(scalars_, step_, options_.grad_clip, options_.beta1, options_.beta2,
-                            stream.get());
-    update(stream);
+    if (every_backward_) {
+      gather_of_stage(stream);
+      kernels::optimizer_step(update_scalars_, stage_, 0, options_.beta1, options_.beta2,
+                              stream.get());
+    } else {
+      gather(stream);
+      kernels::optimizer_step(scalars_, step_, options_.grad_clip, options_.beta1, options_.beta2,
+                              stream.get());
+    }
+    keep_weights(update.kept_weights, stream);
+    change_weights(stream);
     reduction_.gather_weights(stream);
+    if (every_backward_) {
+      kernels::add(squares_, own(), contribution_.elements(), stream.get());
+      if (update.microbatch + 1 < microbatches_) {
+        begin_step(stream);  // the gradient of the next micro-batch is an update of its own
+        return;
+      }
+      report_together(stream);
+    }
+    Slot& slot = slots_[size_t(step) % ring];
     download(step, stream);
     slot.done.record(stream, {step, 0, 0});
     slot.pending = true;
@@ -144,9 +182,10 @@ class AdamwOptimizer final : public Optimizer {
     const std::byte* from = result(step);
     std::memcpy(&scalars, from, sizeof(Scalars));
     std::memcpy(busy.data(), from + sizeof(Scalars), pipeline_ranks_ * sizeof(A));
+    const int updates = every_backward_ ? microbatches_ : 1;
     return {step,
-            double(scalars.loss),
-            double(scalars.norm),
+            double(scalars.loss) / updates,
+            double(scalars.norm) / std::sqrt(double(updates)),
             scalars.skip != 0,
             scalars.stop != 0,
             scalars.step,
@@ -165,6 +204,12 @@ class AdamwOptimizer final : public Optimizer {
     bool pending = false;  // the result was not taken yet
   };
 
+  // The ranks of the job that hold this rank's stages.
+  static size_t first_copy(const Shape& shape) {
+    return size_t(shape.pipeline_rank) * size_t(shape.replicas);
+  }
+  static size_t last_copy(const Shape& shape) { return first_copy(shape) + size_t(shape.replicas); }
+
   static void clear(void* data, size_t bytes) { check(cudaMemset(data, 0, bytes), "cudaMemset"); }
   static A* as_accumulators(std::byte* data) { return reinterpret_cast<A*>(data); }
 
@@ -174,8 +219,52 @@ class AdamwOptimizer final : public Optimizer {
     return results_.data() + size_t(step) % ring * result_bytes();
   }
 
+  void begin(int64_t step, const StepInputs& inputs, const Stream& stream) {
+    const Slot& slot = slots_[size_t(step) % ring];
+    if (slot.pending) {
+      throw InternalError(
+          fmt::format("step {} is submitted, but the result of step {} was not taken", step,
+                      slot.done.tag().step));
+    }
+    auto* upload = reinterpret_cast<Upload*>(uploads_.data()) + size_t(step) % ring;
+    *upload = {A(inputs.learning_rate), A(inputs.stop ? 1 : 0), A(inputs.busy)};
+    copy(&update_scalars_->learning_rate, &upload->learning_rate, sizeof(A), cudaMemcpyHostToDevice,
+         stream);
+    copy(own() + contribution_.stop(), &upload->stop, 2 * sizeof(A), cudaMemcpyHostToDevice,
+         stream);
+    if (every_backward_) {
+      kernels::zero(squares_, contribution_.elements() * sizeof(A), stream.get());
+    }
+  }
+
   void gather(const Stream& stream) {
     job_.all_gather(gathered_, own(), contribution_.elements() * sizeof(A), stream);
+  }
+
+  // The copies of a stage skip an update together.
+  void gather_of_stage(const Stream& stream) {
+    if (every_backward_ && copies_ != nullptr) {
+      copies_->all_gather(gathered_ + first_copy_ * contribution_.elements(), own(),
+                          contribution_.elements() * sizeof(A), stream);
+    }
+  }
+
+  // Sums of squares over all micro-batches of the step, losses and stop requests of all ranks.
+  void report_together(const Stream& stream) {
+    const size_t first = contribution_.squares();
+    copy(own() + first, squares_ + first, (contribution_.length(int(rank_)) - first) * sizeof(A),
+         cudaMemcpyDeviceToDevice, stream);
+    gather(stream);
+    kernels::optimizer_step(scalars_, step_, 0, options_.beta1, options_.beta2, stream.get());
+    copy(&scalars_->step, &update_scalars_->step, sizeof(scalars_->step), cudaMemcpyDeviceToDevice,
+         stream);
+  }
+
+  void keep_weights(int slot, const Stream& stream) {
+    if (slot > 0) {
+      const std::span<std::byte> kept = store_.weights(slot);
+      copy(kept.data(), store_.weights(0).data(), kept.size(), cudaMemcpyDeviceToDevice, stream);
+    }
   }
 
   void sum_squares(const Stream& stream) {
@@ -188,7 +277,7 @@ class AdamwOptimizer final : public Optimizer {
     }
   }
 
-  void update(const Stream& stream) {
+  void change_weights(const Stream& stream) {
     for (const LocalParameter& local : store_.parameters()) {
       const ElementRange state = without_padding(local.state, local.parameter->elements());
       if (state.count == 0) {
@@ -200,7 +289,7 @@ class AdamwOptimizer final : public Optimizer {
         kernels::adamw(weight, master, as_accumulators(local.moment1),
                        as_accumulators(local.moment2),
                        as_accumulators(local.gradient) + state.first, state.count, settings,
-                       scalars_, stream.get());
+                       update_scalars_, stream.get());
       };
       if (local.separate_master()) {
         update_weight(reinterpret_cast<T*>(local.weight) + state.first,
@@ -226,14 +315,21 @@ class AdamwOptimizer final : public Optimizer {
   const ParameterStore& store_;
   std::span<std::byte> gradients_;
   Communicator& job_;
+  Communicator* copies_;
   GradientReduction reduction_;
   Contribution contribution_;
+  bool every_backward_;
+  int microbatches_;
+  size_t first_copy_;  // in the job: of the ranks with this rank's stages
   size_t pipeline_ranks_;
   size_t replicas_;
-  size_t rank_;  // in the job
-  Scalars* scalars_;
-  A* gathered_;  // of all ranks, in rank order
+  size_t rank_;                        // in the job
+  Scalars* scalars_;                   // of the whole model: what is reported
+  Scalars* update_scalars_ = nullptr;  // what AdamW reads; every_backward: of this stage
+  A* gathered_;                        // of all ranks, in rank order
   kernels::GatheredStep<A> step_;
+  kernels::GatheredStep<A> stage_;  // every_backward: of this stage alone
+  A* squares_ = nullptr;            // every_backward: contributions so far in this step, added
   PinnedBuffer uploads_;
   PinnedBuffer results_;
   std::array<Slot, ring> slots_;
@@ -270,8 +366,8 @@ std::vector<int> Optimizer::tied_ranks(const Shape& shape) {
 }
 
 size_t Optimizer::bytes(const Shape& shape) {
-  return with_element_type(
-      shape.precision, [&]<typename T>() { return AdamwOptimizer<T>::bytes(Contribution(shape)); });
+  return with_element_type(shape.precision,
+                           [&]<typename T>() { return AdamwOptimizer<T>::bytes(shape); });
 }
 
 std::unique_ptr<Optimizer> Optimizer::make(const Shape& shape, const AdamwOptions& options,

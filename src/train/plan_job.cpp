@@ -161,6 +161,7 @@ class Planning {
                         config_.layers_per_stage);
       } else {
         schedule_.emplace(make_schedule(config_, inputs_->grid));
+        adopt_updates(&*inputs_, *schedule_);
       }
       if (device_count() == 0) {
         throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
@@ -198,7 +199,7 @@ class Planning {
         throw DoesNotFit(problem);
       }
       job.emplace(from_text(text, profile));
-      job->notes = std::move(decision.notes);
+      job->notes.insert(job->notes.begin(), decision.notes.begin(), decision.notes.end());
       require_fit(job->budget, config_.memory_limit, free_bytes_);
     });
     return std::move(*job);

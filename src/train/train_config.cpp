@@ -121,7 +121,7 @@ void TrainConfig::check() const {
   require_fraction(beta2, "--beta2");
   require_above_zero(epsilon, "--epsilon");
   require_at_least(weight_decay, 0, "--weight-decay");
-  require_at_least(grad_clip, 0, "--grad-clip");
+  require_at_least(grad_clip.value_or(0), 0, "--grad-clip");
 
   if (data.empty()) {
     throw UsageError("--data is missing: at least one file is needed");

@@ -111,6 +111,13 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
     }
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy may outlast its call
+  for (int slot = 1; slot < store.versions(); ++slot) {
+    const std::span<std::byte> version = store.weights(slot);
+    check(cudaMemcpy(version.data(), store.weights(0).data(), version.size(),
+                     cudaMemcpyDeviceToDevice),
+          "cudaMemcpy");
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 void write_tensors(const std::string& path, StoredTensor which, const ParameterStore& store,

@@ -107,19 +107,19 @@ void expect_every_message_returns(const Case& c, size_t bytes = 1024) {
     Stream compute;
 
     std::vector<std::unique_ptr<CopyStage>> stages;
-    std::map<int, Stage*> stage_map;
+    Executor::Stages stage_map;
     for (int stage = 0; stage < schedule.placement.stages(); ++stage) {
       if (schedule.placement.holds(rank, stage)) {
         stages.push_back(
             std::make_unique<CopyStage>(bytes, stage == 0 ? data.data() : nullptr,
                                         stage == 0 ? data.data() + all_bytes : nullptr));
-        stage_map[stage] = stages.back().get();
+        stage_map[stage] = {stages.back().get()};
       }
     }
     int optimizer_steps = 0;
     Executor executor(schedule, rank, stage_map, exchange, activations, gradients, compute,
-                      Executor::Mode::training, {[](int) {}, [&] { ++optimizer_steps; }}, nullptr,
-                      stage_map);
+                      Executor::Mode::training,
+                      {[](int) {}, [&](const auto&) { ++optimizer_steps; }}, nullptr, stage_map);
     PinnedBuffer sent(all_bytes);
     std::vector<std::byte> received(all_bytes);
     activations.poison();

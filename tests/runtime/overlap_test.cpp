@@ -83,8 +83,9 @@ RankTrace run_step(const schedule::LoweredSchedule& schedule, Stage& stage) {
     Pool gradients("gradients", schedule.gradient_slots[0], bytes, region);
     Exchange exchange(schedule, make_grid(1, 0, 1), control, bytes, region);
     const Stream compute;
-    Executor executor(schedule, 0, {{0, &stage}}, exchange, activations, gradients, compute,
-                      Executor::Mode::training, {[](int) {}, [] {}}, nullptr, {{0, &stage}});
+    Executor executor(schedule, 0, {{0, {&stage}}}, exchange, activations, gradients, compute,
+                      Executor::Mode::training, {[](int) {}, [](const auto&) {}}, nullptr,
+                      {{0, {&stage}}});
     executor.run_step(0);
     compute.synchronize();
     trace = executor.trace(0);

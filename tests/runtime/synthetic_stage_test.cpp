@@ -36,17 +36,18 @@ std::vector<RankTrace> run_step(const schedule::LoweredSchedule& schedule,
     Pool gradients("gradients", schedule.gradient_slots[rank], bytes, region);
     Exchange exchange(schedule, make_grid(ranks, int(rank), 1), control, bytes, region);
     std::vector<std::unique_ptr<SyntheticStage>> stages;
-    std::map<int, Stage*> stage_map;
+    Executor::Stages stage_map;
     for (int stage = 0; stage < schedule.placement.stages(); ++stage) {
       if (schedule.placement.holds(int(rank), stage)) {
         stages.push_back(std::make_unique<SyntheticStage>(
             planned.ranks[rank].intervals, stage, schedule.placement.microbatches(), bytes));
-        stage_map[stage] = stages.back().get();
+        stage_map[stage] = {stages.back().get()};
       }
     }
     const Stream compute;
     Executor executor(schedule, int(rank), stage_map, exchange, activations, gradients, compute,
-                      Executor::Mode::training, {[](int) {}, [] {}}, nullptr, stage_map);
+                      Executor::Mode::training, {[](int) {}, [](const auto&) {}}, nullptr,
+                      stage_map);
     activations.poison();
     gradients.poison();
     control.barrier();

@@ -73,6 +73,58 @@ TEST(Lower, UpdatesAfterEveryBackwardOfPipedream) {
             "1REDUCE_GRAD OPTIMIZER_STEP ");
 }
 
+// The slots of the weights that the computations and updates of a rank use.
+std::string weights_of(const LoweredSchedule& lowered, int rank) {
+  std::string text;
+  for (const LoweredAction& entry : lowered.ranks[rank]) {
+    if (is_compute(entry.action.kind)) {
+      text += to_string(entry.action) + ":" + std::to_string(entry.weights) + " ";
+    } else if (entry.action.kind == Kind::optimizer_step) {
+      text += ">" + std::to_string(entry.weights) + " ";
+    }
+  }
+  return text;
+}
+
+TEST(Lower, ABackwardOfPipedreamUsesTheWeightsOfItsForward) {
+  const LoweredSchedule lowered = lower(generate(request("pipedream", 3, 4)));
+  EXPECT_EQ(weights_of(lowered, 0), "0F0:0 0F1:0 0F2:0 0B0:0 >1 0F3:0 0B1:1 >2 0B2:1 >1 0B3:2 >0 ");
+  EXPECT_EQ(weights_of(lowered, 1), "1F0:0 1F1:0 1B0:0 >1 1F2:0 1B1:1 >1 1F3:0 1B2:1 >1 1B3:1 >0 ");
+  EXPECT_EQ(weights_of(lowered, 2), "2F0:0 2B0:0 >0 2F1:0 2B1:0 >0 2F2:0 2B2:0 >0 2F3:0 2B3:0 >0 ");
+}
+
+TEST(Lower, PipedreamTwoBwComputesWithTheWeightsBeforeTheCurrentOnes) {
+  const LoweredSchedule lowered = lower(generate(request("pipedream-2bw", 2, 2)));
+  EXPECT_EQ(weights_of(lowered, 0), "0F0:1 0F1:1 0B0:1 0B1:1 >1 ");
+  EXPECT_EQ(weights_of(lowered, 1), "1F0:1 1B0:1 1F1:1 1B1:1 >1 ");
+}
+
+// A file may say so of any schedule.
+TEST(Lower, KeepsTheWeightsOfEveryForwardWhereUpdatesFollowEveryWeightGradient) {
+  for (const Request& sample : samples) {
+    Schedule schedule = generate(sample);
+    if (schedule.placement.kind() == Placement::Kind::mirrored) {
+      continue;
+    }
+    schedule.update = Update::every_backward;
+    EXPECT_NO_THROW(validate(lower(schedule))) << sample.name;
+  }
+}
+
+TEST(Lower, KeepsAsManyWeightVersionsAsAreSimulated) {
+  for (const Request& sample : samples) {
+    const Schedule schedule = generate(sample);
+    const Simulation simulation = simulate(schedule, {});
+    const LoweredSchedule lowered = lower(schedule);
+    for (int r = 0; r < lowered.placement.ranks(); ++r) {
+      EXPECT_EQ(lowered.weight_versions[r], simulation.ranks[r].weight_versions) << sample.name;
+    }
+    for (const int versions : lower(schedule, {.forward_only = true}).weight_versions) {
+      EXPECT_EQ(versions, 1) << sample.name;  // evaluation uses the current weights
+    }
+  }
+}
+
 // Fault 5: a receive posted early blocks independent work behind it.
 TEST(Lower, GatesEveryReceiveByTheComputationBeforeItsConsumer) {
   for (const Request& sample : samples) {

@@ -170,5 +170,27 @@ TEST(ValidateLowered, ChecksTheComputationsToo) {
   expect_rejected(schedule, {"rank 1", "1B3", "--microbatches 3"});
 }
 
+TEST(ValidateLowered, RejectsOtherWeightsThanThoseOfTheForward) {
+  const LoweredSchedule good = lower(generate(request("pipedream", 3, 6)));
+  EXPECT_EQ(rejection(good), "");
+  LoweredSchedule bad = good;
+  entry(bad, 0, {Kind::backward, 0, 3}).weights = 0;
+  expect_rejected(bad, {"rank 0", "0B3", "weights slot 0", "version 3", "its forward used 1"});
+  bad = good;
+  entry(bad, 1, {Kind::forward, 1, 3}).weights = 1;
+  expect_rejected(bad, {"rank 1", "1F3", "weights slot 1"});
+  bad = good;
+  entry(bad, 0, {Kind::optimizer_step, 0, 1}).weights = 0;
+  expect_rejected(bad, {"rank 0", "weights slot", "its forward used"});
+  bad = good;
+  entry(bad, 2, {Kind::backward, 2, 0}).weights = 1;
+  expect_rejected(bad, {"rank 2", "2B0", "does not exist", "there are 1"});
+
+  bad = lower(generate(request("pipedream-2bw", 2, 3)));
+  EXPECT_EQ(rejection(bad), "");
+  entry(bad, 1, {Kind::forward, 1, 2}).weights = 0;
+  expect_rejected(bad, {"rank 1", "1F2", "weights slot 0"});
+}
+
 }  // namespace
 }  // namespace pipetrain::schedule

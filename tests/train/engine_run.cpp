@@ -139,7 +139,9 @@ TrainConfig config_of(const Spread& spread) {
   config.data_parallel = spread.replicas;
   config.zero = spread.zero;
   config.precision = spread.precision;
-  config.grad_clip = 0.1;  // below every norm
+  if (spread.schedule != "pipedream") {
+    config.grad_clip = 0.1;  // below every norm
+  }
   if (spread.chunks > 0) {
     config.chunks = spread.chunks;
   }

@@ -25,7 +25,8 @@ struct Spread {
   int ranks() const { return pipeline * replicas; }
 };
 std::string to_string(const Spread& spread);
-// The fixture's model and data, micro-batches of one sequence of 16 tokens, gradients clipped.
+// The fixture's model and data, micro-batches of one sequence of 16 tokens, gradients clipped
+// where the schedule allows it.
 TrainConfig config_of(const Spread& spread);
 
 // Steps of engines on threads, each with a device of its own.

@@ -116,17 +116,32 @@ TEST_F(JobSchedule, AFileThatDoesNotFitTheJobIsRefused) {
   grouped.group = 2;
   expect_contains(refusal(grouped, 2), {"--group 2"});
   expect_contains(refusal(config_with("0F0,0F1,0F2,0F3\n", {}), 1), {"no backward"});
+  expect_contains(
+      refusal(config_with("0F0,0F1,0B0,OPTIMIZER_STEP,0B1,OPTIMIZER_STEP\n", {.microbatches = 2}),
+              1),
+      {"--schedule csv:", "OPTIMIZER_STEP", "--schedule pipedream"});
   expect_contains(refusal(config_with("0F0,0X0\n", {}), 1), {"--schedule csv:", "0X0"});
   TrainConfig missing = config_of({});
   missing.schedule = "csv:" + directory_.file("absent.csv");
   expect_contains(refusal(missing, 1), {"absent.csv", "cannot be read"});
 }
 
-TEST_F(JobSchedule, AsynchronousSchedulesAreRefused) {
-  for (const std::string name : {"pipedream", "pipedream-2bw"}) {
-    expect_contains(refusal(config_of({.schedule = name, .pipeline = 2}), 2),
-                    {"--schedule " + name, "not synchronous"});
+// pipedream: the one gradient of a step and its norm do not exist.
+TEST_F(JobSchedule, WhatStagesThatAreUpdatedOneByOneCannotDoIsRefused) {
+  TrainConfig config = config_of({.schedule = "pipedream", .pipeline = 2});
+  for (const std::optional<double> clip : {std::optional<double>(), std::optional<double>(0)}) {
+    config.grad_clip = clip;
+    EXPECT_EQ(make_job(config, 2, 0).config.grad_clip, 0);
   }
+  config.grad_clip = 0.5;
+  expect_contains(refusal(config, 2), {"--grad-clip 0.5", "--schedule pipedream", "must be 0"});
+  config.grad_clip.reset();
+  config.dump_gradients = directory_.file("gradients.safetensors");
+  expect_contains(refusal(config, 2), {"--dump-gradients", "--schedule pipedream"});
+  config.schedule = "pipedream-2bw";
+  EXPECT_EQ(make_job(config, 2, 0).config.grad_clip, 1);
+  config.microbatches = 1;
+  expect_contains(refusal(config, 2), {"--microbatches is 1", "pipedream-2bw", "2"});
 }
 
 TEST_F(JobSchedule, RanksThatReplicasDoNotDivideAreRefused) {

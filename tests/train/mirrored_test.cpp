@@ -240,13 +240,12 @@ TEST_F(Mirrored, LossesAreTakenFromTheRankOfTheirDirectionInGlobalOrder) {
   const Job job = make_job(config_of(spread), spread.ranks(), 0);
   const schedule::Placement& placement = job.schedule.placement;
   const Contribution contribution(optimizer_shape(job.request, placement, 0));
-  const std::vector<int> positions = contribution.positions();
+  const std::vector<int> losses = contribution.positions().losses;
   for (int microbatch = 0; microbatch < 4; ++microbatch) {
     for (int replica = 0; replica < 2; ++replica) {
       const int rank = placement.owner(1, microbatch) * 2 + replica;
       const size_t global = size_t(microbatch) * 2 + size_t(replica);
-      EXPECT_EQ(positions[contribution.blocks() + global],
-                rank * int(contribution.elements()) + microbatch);
+      EXPECT_EQ(losses[global], rank * int(contribution.elements()) + microbatch);
     }
   }
   EXPECT_NE(placement.owner(1, 0), placement.owner(1, 1));

@@ -142,7 +142,7 @@ class Rank {
         step,
         {1e-3 * double(step + 1), test_.stopping_rank == shape_.pipeline_rank && step == 2,
          double(10 * step + shape_.pipeline_rank)},
-        stream_);
+        {}, stream_);
   }
 
   std::vector<double> download(const std::byte* data, size_t count) const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -112,17 +113,19 @@ struct LocalUnit {
 class ParameterStore {
  public:
   struct Bytes {
-    size_t weights = 0;  // in use, and masters where they are separate
+    size_t weights = 0;  // all versions in use, and masters where they are separate
     size_t gradients = 0;
     size_t optimizer = 0;  // moments
   };
   static Bytes bytes(const GptConfig& config, const std::vector<StageLayers>& stages,
-                     Precision precision, const Sharding& sharding = {});
+                     Precision precision, const Sharding& sharding = {}, int versions = 1);
 
-  // Takes exactly bytes() from the three regions. Nothing is initialised.
+  // Takes exactly bytes() from the three regions. Nothing is initialised. `versions`: slots of
+  // weights in use. Slot 0 holds the current ones, which parameters() and units() show; masters are
+  // of these alone.
   ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
                  Precision precision, Region& weights, Region& gradients, Region& optimizer,
-                 const Sharding& sharding = {});
+                 const Sharding& sharding = {}, int versions = 1);
 
   // Forward only: the weights in use alone. All other pointers of a parameter are nullptr, but
   // master == weight.
@@ -130,7 +133,6 @@ class ParameterStore {
                               Precision precision);
   ParameterStore(const GptConfig& config, const std::vector<StageLayers>& stages,
                  Precision precision, Region& weights);
-  ParameterStore(const ParameterStore&) = delete;
   ParameterStore(ParameterStore&&) = default;
 
   const std::vector<Parameter>& table() const { return table_; }
@@ -141,12 +143,22 @@ class ParameterStore {
   // nullptr if this rank does not hold it.
   const LocalParameter* find(const std::string& name) const;
 
+  int versions() const { return versions_; }
+  // All weights in use of one slot, side by side; every slot has the same layout.
+  std::span<std::byte> weights(int slot) const;
+  // What computes with the weights of that slot: the same parameters, gradients and all else.
+  ParameterStore with_weights(int slot) const;
+
  private:
+  ParameterStore(const ParameterStore&) = default;
+
   std::vector<Parameter> table_;
   std::vector<StageLayers> stages_;
   Sharding sharding_;
   std::vector<LocalParameter> local_;
   std::vector<LocalUnit> units_;
+  int versions_ = 1;
+  std::span<std::byte> slot_;  // slot 0; the others follow
 };
 
 // Initial values of a parameter, real shape, row-major, from a counter-based generator keyed by

@@ -44,10 +44,11 @@ class Stage {
 
 // Tokens, targets and losses of one step on one rank; M micro-batches of B*T tokens.
 struct StepData {
-  const int* inputs = nullptr;            // (M, B*T); on ranks that embed
-  const int* targets = nullptr;           // (M, B*T), -1 is ignored; on ranks with the head
-  const std::byte* loss_scale = nullptr;  // accumulator type: 1 / valid targets of the global batch
-  std::byte* losses = nullptr;            // (M) accumulator type: loss of each micro-batch, scaled
+  const int* inputs = nullptr;   // (M, B*T); on ranks that embed
+  const int* targets = nullptr;  // (M, B*T), -1 is ignored; on ranks with the head
+  // Accumulator type: 1 / valid targets of the global batch, times the updates of the step.
+  const std::byte* loss_scale = nullptr;
+  std::byte* losses = nullptr;  // (M) accumulator type: loss of each micro-batch, scaled
 };
 
 struct MicrobatchShape {

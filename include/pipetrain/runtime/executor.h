@@ -20,7 +20,7 @@ namespace pipetrain {
 // the compute stream, or make it wait for work elsewhere.
 struct StepHooks {
   std::function<void(int stage)> reduce_gradients;
-  std::function<void()> optimizer_step;
+  std::function<void(const schedule::LoweredAction&)> optimizer_step;
 };
 
 // Walks one rank's lowered list: the list is the program. Nothing here allocates or waits. The F of
@@ -30,13 +30,16 @@ class Executor {
  public:
   enum class Mode { training, forward_only };  // forward_only: no activation is kept
 
+  // By global stage: the stage once for every slot of the rank's weight versions, in order.
+  using Stages = std::map<int, std::vector<Stage*>>;
+
   // `rank` is the pipeline rank; `stages` maps the global stages that it holds. `watchdog` may be
   // null. `beside`: the same stages for the F of overlapped pairs, such that both may be used from
   // two streams at once; not used where the list has no pairs. All arguments must outlive the
   // executor.
-  Executor(const schedule::LoweredSchedule& schedule, int rank, std::map<int, Stage*> stages,
-           Exchange& exchange, Pool& activations, Pool& gradients, const Stream& compute, Mode mode,
-           StepHooks hooks, Watchdog* watchdog, std::map<int, Stage*> beside = {});
+  Executor(const schedule::LoweredSchedule& schedule, int rank, Stages stages, Exchange& exchange,
+           Pool& activations, Pool& gradients, const Stream& compute, Mode mode, StepHooks hooks,
+           Watchdog* watchdog, Stages beside = {});
 
   // Submits one step; returns without waiting for it. At most two steps may be in flight.
   void run_step(int64_t step);
@@ -62,7 +65,7 @@ class Executor {
   // Where work is submitted to, and through which stages.
   struct Lane {
     const Stream* stream = nullptr;
-    std::map<int, Stage*> stages;
+    Stages stages;
   };
 
   void run(const schedule::LoweredAction& entry, const Lane& lane, Event& started, Event& ended);
@@ -70,6 +73,7 @@ class Executor {
                Event& ended);
   void backward(const schedule::LoweredAction& entry, Event& started, Event& ended);
   void backward_weight(const schedule::LoweredAction& entry, Event& started, Event& ended);
+  static Stage& stage_of(const schedule::LoweredAction& entry, const Lane& lane);
   std::string describe(const schedule::LoweredAction& entry) const;
   StepEvents& events(int64_t step) { return events_[size_t(step % 2)]; }
   const StepEvents& events(int64_t step) const { return events_[size_t(step % 2)]; }

@@ -67,6 +67,10 @@ struct LoweredAction {
   int activation_slot = -1;
   // Index into this rank's gradient pool: taken by I, given back by W. -1: none is used.
   int gradient_slot = -1;
+  // Slot of the rank's weight versions: 0 holds the current weights, the others hold older ones. F,
+  // B, I and W: the version they use. OPTIMIZER_STEP: before it changes the current weights it
+  // copies them to this slot; 0: no action needs them any more.
+  int weights = 0;
 };
 
 // The program of all ranks. `order` is the one global order the lists were cut from: pairs (rank,
@@ -86,6 +90,7 @@ struct LoweredSchedule {
   std::vector<Position> order;
   Update update = Update::step;
   bool forward_only = false;
+  std::vector<int> weight_versions = {};  // per rank: slots of weights, the current ones included
 
   bool has_pairs(int rank) const;  // overlapped ones
 };

@@ -16,7 +16,8 @@ struct Evaluation;
 // Device memory of one rank, in bytes, known before anything is allocated. The trainer allocates
 // exactly these pieces; NCCL's own memory is an estimate and allocated by NCCL.
 struct Budget {
-  size_t weights = 0;           // in use, and fp32 masters where they are separate (--zero 1: 1/D)
+  size_t weights = 0;           // all versions in use, and fp32 masters where they are separate
+                                // (--zero 1: 1/D)
   size_t gradients = 0;         // accumulators
   size_t optimizer = 0;         // moments (--zero 1: 1/D)
   size_t activation_slots = 0;  // F to B or W
@@ -39,7 +40,12 @@ struct BudgetRequest {
   int replicas = 1;
   bool split_state = false;  // --zero 1
   SlotPolicy slots;
+  schedule::Update update = schedule::Update::step;  // of the schedule
 };
+
+// The model that a schedule with these updates trains. With pipedream first and last stage are
+// updated at different times, so embedding and head are separate parameters.
+GptConfig trained_model(const GptConfig& model, schedule::Update update);
 
 // The stages of `request` that `rank` holds under the placement.
 std::vector<StageLayers> held_stages(const BudgetRequest& request,

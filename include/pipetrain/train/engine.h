@@ -54,7 +54,7 @@ class Engine {
 
   void make_groups(Control& control);
   // The stages of this rank, with a workspace from `region` that is put into `workspace`.
-  std::map<int, Stage*> make_stages(WorkspaceUse use, Region& region, Workspace& workspace);
+  Executor::Stages make_stages(WorkspaceUse use, Region& region, Workspace& workspace);
 
   const Job& job_;
   Watchdog* watchdog_;
@@ -75,7 +75,7 @@ class Engine {
   std::unique_ptr<StepBuffers> step_buffers_;
   Workspace workspace_{nullptr, nullptr};
   Workspace beside_workspace_{nullptr, nullptr};  // where the schedule has overlapped pairs
-  std::vector<std::unique_ptr<Stage>> stages_;
+  std::vector<std::unique_ptr<Stage>> stages_;    // every one for each weight version
   std::unique_ptr<Pool> activations_;
   std::unique_ptr<Pool> gradient_slots_;
   std::unique_ptr<Exchange> exchange_;

@@ -22,7 +22,8 @@ struct HuggingFaceConfig {
 HuggingFaceConfig read_huggingface_config(const std::string& directory,
                                           const std::string& flag = "--init");
 
-// config.json for an export: that of the import with everything in it, or a new one.
+// config.json for an export: that of the import with everything in it, or a new one. `config` says
+// whether the head is tied.
 std::string exported_config(const GptConfig& config, const HuggingFaceConfig* source);
 
 // The weights in a directory's model.safetensors.
@@ -34,7 +35,7 @@ class HuggingFaceWeights {
   HuggingFaceWeights(const std::string& directory, const GptConfig& config,
                      const std::string& flag = "--init");
 
-  // Real shape, row-major.
+  // Real shape, row-major. A head that the file does not have is the embedding's matrix.
   std::vector<double> values(const Parameter& parameter) const;
 
  private:

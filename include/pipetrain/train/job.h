@@ -37,7 +37,7 @@ struct Job : JobInputs {
   schedule::Simulation planned;          // at the profile's times, else F = B = W = 1 per share
   std::optional<schedule::Costs> costs;  // the profile's times, milliseconds
   std::vector<std::string> warnings;
-  std::vector<std::string> notes;        // what was profiled and planned with; on rank 0
+  std::vector<std::string> notes;        // for the log; on rank 0 also of profile and plan
   std::optional<Evaluation> evaluation;  // --validation; on the channels of `lowered`
   Budget budget;                         // of this rank
 
@@ -53,6 +53,10 @@ struct Job : JobInputs {
 JobInputs read_inputs(const TrainConfig& config, int ranks, int rank);
 // The schedule of a name that needs no profile. Throws UsageError naming the flag.
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid);
+// What follows from when the schedule changes the weights: pipedream, whose stages are updated one
+// by one, has a head of its own and nothing to clip by. Throws UsageError naming the flag that asks
+// for what it cannot do.
+void adopt_updates(JobInputs* inputs, const schedule::Schedule& schedule);
 // The run with this schedule and these stages. costs: where they were profiled.
 Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
              const std::optional<schedule::Costs>& costs = std::nullopt);

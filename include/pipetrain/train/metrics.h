@@ -25,6 +25,7 @@ struct StepMetrics {
   std::optional<double> validation_loss;  // where the step was followed by an evaluation
   std::string device;                     // cuda or host
   bool skipped = false;                   // loss or gradient were not finite: no weight was changed
+                                          // (pipedream: by those updates)
 };
 
 // The line, without its end. Numbers are printed so that reading them back gives the same bits.

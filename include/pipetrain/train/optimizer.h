@@ -21,6 +21,13 @@ struct AdamwOptions {
   double grad_clip = 1;       // of the global norm; 0: no clipping
 };
 
+// What the schedule says of an optimizer step.
+struct StepUpdate {
+  int microbatch = 0;    // with Shape::every_backward: the one whose gradient is there
+  int kept_weights = 0;  // slot of the weight versions that gets the current weights before they
+                         // change; 0: none
+};
+
 // What a step takes from the host of one rank, and what it hands back one step late.
 struct StepInputs {
   double learning_rate = 0;
@@ -30,16 +37,23 @@ struct StepInputs {
 struct StepResult {
   int64_t step = 0;
   double loss = 0;           // mean over the valid targets of the global batch
-  double grad_norm = 0;      // of the whole model, before clipping; a tied weight counts once
-  bool skipped = false;      // loss or norm are not finite: no rank has changed anything
+  double grad_norm = 0;      // of the whole model, before clipping; a tied weight counts once.
+                             // Shape::every_backward: root mean square over the micro-batches
+  bool skipped = false;      // loss or norm are not finite: no rank has changed anything.
+                             // Shape::every_backward: some update of some stage was left out
   bool stop = false;         // some rank asked to stop
-  int64_t updates = 0;       // so far, without the skipped ones
+  int64_t updates = 0;       // so far, without the skipped ones (of this rank's stage)
   std::vector<double> busy;  // per pipeline rank
 };
 
 // The end of a step on one rank: sums over replicas and tied ends, global norm, clipping, AdamW.
 // Everything is submitted to streams; nothing waits for the host. Losses, gradients and weights do
 // not depend on how the model is spread over pipeline ranks, bit by bit, nor on `split_state`.
+//
+// Shape::every_backward (pipedream): every pipeline rank updates its stage by itself after each
+// micro-batch, with the gradient of that one alone, and leaves out an update whose gradient is not
+// finite. Norm, losses and stop requests travel with the last micro-batch of a step. There is no
+// norm of the whole model at an update, so nothing is clipped.
 class Optimizer {
  public:
   // What every rank of the job holds.
@@ -53,6 +67,7 @@ class Optimizer {
     int replica = 0;
     bool mirrored = false;             // pipeline ranks r and p-1-r hold the same stages
     bool split_state = false;          // --zero 1
+    bool every_backward = false;       // an update per micro-batch
     std::vector<int> loss_ranks = {};  // per micro-batch: the pipeline rank that has its loss;
                                        // empty: the one with the head
     // Ranks with the same stages are copies: the replicas of pipeline rank r in order, then with a
@@ -93,11 +108,13 @@ class Optimizer {
   virtual void begin_step(const Stream& stream) = 0;
   // After the last backward of the rank's stage number `stage` in the order of its stages.
   virtual void reduce(int stage, int64_t step, const Stream& stream) = 0;
-  // After reduce() of all stages, once per step on every rank of the job. Afterwards gradients are
+  // After reduce() of all stages, once per step on every rank of the job; with every_backward once
+  // per micro-batch, ascending. Afterwards gradients are
   // those of the global batch (with split_state: in this copy's shard), that of a tied embedding
   // the total of both its parts. Throws InternalError unless the result of the step before the last
   // one was taken.
-  virtual void submit(int64_t step, const StepInputs& inputs, const Stream& stream) = 0;
+  virtual void submit(int64_t step, const StepInputs& inputs, const StepUpdate& update,
+                      const Stream& stream) = 0;
   // The host waits for the end of that step alone. Each result is taken once.
   virtual StepResult wait_result(int64_t step) = 0;
 };

@@ -47,8 +47,8 @@ struct TrainConfig {
   double beta1 = 0.9;
   double beta2 = 0.95;
   double epsilon = 1e-8;
-  double weight_decay = 0.1;  // of matrices
-  double grad_clip = 1;       // 0: no clipping
+  double weight_decay = 0.1;        // of matrices
+  std::optional<double> grad_clip;  // 0: no clipping; default: 1, with pipedream 0
   uint64_t seed = 1;
 
   // data

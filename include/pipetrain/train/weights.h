@@ -14,7 +14,7 @@ namespace pipetrain {
 using ParameterValues = std::function<std::vector<double>(const Parameter&)>;
 
 // Sets the weights that this rank holds, one parameter at a time: masters, weights in use (a master
-// rounded once), pad rows 0. Blocks the host.
+// rounded once), pad rows 0; the same in all weight versions. Blocks the host.
 void set_weights(const ParameterStore& store, Precision precision, const ParameterValues& values);
 
 enum class StoredTensor { master, gradient };
