@@ -6,6 +6,7 @@
 #include "pipetrain/comm/control.h"
 #include "pipetrain/runtime/watchdog.h"
 #include "pipetrain/train/budget.h"
+#include "pipetrain/train/job.h"
 #include "pipetrain/train/log.h"
 
 namespace pipetrain {
@@ -18,6 +19,9 @@ Watchdog::Expire expire_on(int rank, int replicas);
 
 // Selects this rank's device; returns its free memory. Throws UsageError when there is none.
 size_t select_own_device(const Control& control);
+
+// Writes what is trained, on what and how, with the job's warnings and notes.
+void log_job(const Job& job, const std::string& device, Log& log);
 
 // Writes the budgets of all ranks into the log of rank 0. Collective.
 void log_budgets(const Budget& budget, Control& control, Log& log);

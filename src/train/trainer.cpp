@@ -151,35 +151,10 @@ std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(
 
 void Trainer::announce() {
   const Watchdog::HostPhase phase = host_phase("waits for the budgets of all ranks");
-  const GptConfig& gpt = job_->model.config;
   const DeviceInfo device = device_info(control_.local_rank() % device_count());
   device_name_ = device.emulated ? "host" : "cuda";
   peak_flops_ = dense_bf16_peak_flops(device.name);
-  log_->info(fmt::format(
-      "GPT of {} layers, width {}, {} heads, vocabulary {}: {} parameters, {}; {} tokens of data",
-      gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, parameter_count(gpt),
-      to_string(job_->config.precision), job_->tokens->size()));
-  log_->info(
-      fmt::format("{} on {} ranks, {} stages, replicas: {}; {} micro-batches of {} x {} tokens per "
-                  "step and replica; device: {}",
-                  job_->schedule.name, job_->grid.pipeline, job_->schedule.placement.stages(),
-                  job_->grid.replicas, job_->batch.microbatches, job_->batch.batch,
-                  job_->batch.sequence, device.name));
-  for (const std::string& warning : job_->warnings) {
-    log_->warning(warning);
-  }
-  if (job_->evaluation) {
-    log_->info(fmt::format("validation: {} of {} tokens, {}", job_->evaluation->valid_targets(),
-                           job_->evaluation->tokens->size(), to_string(*job_->evaluation)));
-  }
-  if (job_->model.source) {
-    for (const std::string& note : job_->model.source->notes) {
-      log_->info(note);
-    }
-  }
-  for (const std::string& note : job_->notes) {
-    log_->info(note);
-  }
+  log_job(*job_, device.name, *log_);
   log_budgets(job_->budget, control_, *log_);
 }
 
