@@ -9,6 +9,7 @@
 #include "pipetrain/device/check.h"
 #include "pipetrain/device/info.h"
 #include "pipetrain/error.h"
+#include "pipetrain/model/flops.h"
 
 namespace pipetrain {
 
