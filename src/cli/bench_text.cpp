@@ -12,7 +12,7 @@ std::string row(const BenchResult& result) {
   const auto worst = std::max_element(result.activation_cap.begin(), result.activation_cap.end());
   const size_t rank = size_t(worst - result.activation_cap.begin());
   std::string text = fmt::format(
-      "{:<14}{:>5}{:>7}{:>8}{:>11.2f}{:>11.2f}{:>8.2f}%{:>8.1f}%{:>8.1f}%{:>10}{:>10.0f}",
+      "{:<14}{:>5}{:>7}{:>8} {:>10.2f} {:>10.2f} {:>7.2f}% {:>7.1f}% {:>7.1f}% {:>9} {:>9.0f}",
       result.schedule, result.ranks, result.chunks, result.microbatches, result.makespan_planned,
       result.makespan_measured, 100 * (result.makespan_measured / result.makespan_planned - 1),
       100 * result.bubble_planned, 100 * result.bubble_measured,

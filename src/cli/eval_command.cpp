@@ -86,6 +86,8 @@ Command add_eval(CLI::App& main) {
   app->add_option("--sequence-length", config.sequence_length,
                   "tokens per sequence T; default: the model's");
   add_placement_flags(*app, config, flags->precision);
+  app->get_option("--schedule")
+      ->description("gpipe, 1f1b, ..., pipedream-2bw or csv:FILE: whose stages lie where");
   app->add_option("--microbatches", config.microbatches,
                   "micro-batches of a pass through the pipeline, at most; raised to its ranks")
       ->capture_default_str();

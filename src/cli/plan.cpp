@@ -120,7 +120,7 @@ Plan make_plan(schedule::Schedule schedule, const PlanOptions& options, const Li
   return plan;
 }
 
-// What generators and the search plan with: the model's times when every rank holds one stage.
+// What the search plans with: the model's times when every rank holds one stage.
 schedule::Costs costs_of_one_stage_per_rank(const PlanOptions& options) {
   const schedule::Placement placement(schedule::Placement::Kind::loop, options.ranks, 1,
                                       options.microbatches);
@@ -177,10 +177,9 @@ schedule::Schedule requested_schedule(const std::string& name, const PlanOptions
                             .ranks = options.ranks,
                             .microbatches = options.microbatches,
                             .chunks = options.chunks,
-                            .group = options.group,
-                            .costs = options.costs};
-  if (options.model.given()) {
-    request.costs = costs_of_one_stage_per_rank(options);
+                            .group = options.group};
+  if (!options.model.given()) {  // for a model: the list that train runs, made at equal times
+    request.costs = options.costs;
   }
   return schedule::generate(request);
 }

@@ -8,6 +8,7 @@
 
 #include "pipetrain/comm/agree.h"
 #include "pipetrain/device/info.h"
+#include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/train/evaluator.h"
 #include "pipetrain/train/job.h"
@@ -31,6 +32,12 @@ struct Plan {
 
 Plan make_plan(const TrainConfig& config, int ranks, int rank, const std::string& flag) {
   config.check();
+  if (config.schedule == "auto") {
+    throw UsageError(
+        "--schedule auto: there is nothing to search forward only; name a schedule, whose "
+        "placement "
+        "is used, or csv:FILE");
+  }
   const Grid grid = make_grid(ranks, rank, config.data_parallel);
   auto tokens = std::make_unique<TokenStream>(config.data);
   ModelChoice model = choose_model(config, tokens->natural_vocabulary(), flag);

@@ -69,6 +69,7 @@ TEST(Eval, WrongInputIsRefusedByItsFlag) {
       {eval + "short --sequence-length 8 --batches 0", 2, {"--batches 0"}},
       {eval + "short --sequence-length 8 --batches -1", 2, {"--batches"}},
       {eval + "short --sequence-length 8 --schedule gpip", 2, {"--schedule"}},
+      {eval + "short --sequence-length 8 --schedule auto", 2, {"--schedule auto", "csv:FILE"}},
       {eval + "short --sequence-length 8 --format svg", 2, {"--format svg"}},
       {eval + "short --sequence-length 8 --layers-per-stage 4", 2, {"--layers-per-stage"}},
       {eval + "short --sequence-length 8 --data-parallel 2", 2, {"--data-parallel 2"}},

@@ -23,7 +23,7 @@ std::string text(const SlotPolicy& policy) {
 TEST(ModelPlan, MemoryIsTheBudgetThatTrainAllocates) {
   const TemporaryDirectory directory;
   test::write_text(directory, "text", 2000);
-  for (const char* schedule : {"1f1b", "zb-h1", "zb-v"}) {
+  for (const char* schedule : {"1f1b", "zb-h1", "zb-v", "v-half", "v-min"}) {
     for (const SlotPolicy& policy : policies) {
       SCOPED_TRACE(schedule + (" " + text(policy)));
       PlanOptions options;
