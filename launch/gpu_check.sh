@@ -49,7 +49,7 @@ check() {  # check NAME COMMAND...
   echo '|---|---|'
 } >"$out"
 
-check "tests" ctest --test-dir "build/$preset" -LE 'sweep|shared' --timeout 300
+check "tests" env OPENBLAS_NUM_THREADS=1 ctest --test-dir "build/$preset" -LE 'sweep|shared' --timeout 300
 
 # ---- several NCCL ranks, on as many GPUs as there are: NCCL takes two ranks on one GPU only when
 # they seem to be on different hosts.
