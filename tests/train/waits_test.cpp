@@ -224,11 +224,6 @@ TEST(WaitSites, TheRunFailsWithoutAnyOneOfThem) {
 }
 
 TEST(WaitSites, TheRunFailsWithoutAnyOneOfThemWhereSlotsAreUsedAgain) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP()
-      << "AddressSanitizer slows computation so far down that no transfer is late; the other "
-         "builds show it by wrong bits, ThreadSanitizer by report";
-#endif
   expect_every_wait_is_needed({"gpipe", 2}, {input_ready, output_free, send_ready, receive_gate});
 }
 
