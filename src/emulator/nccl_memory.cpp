@@ -15,8 +15,8 @@ namespace {
 
 struct Message {
   Message(const Envelope& head, const void* sent) : envelope(head), data(sent) {
-#ifdef PIPETRAIN_SANITIZE
-    // The sanitizer would take the receiver's reading of the sender's memory for a race with what
+#ifdef __SANITIZE_THREAD__
+    // ThreadSanitizer would take the receiver's reading of the sender's memory for a race with what
     // the sender does to it later, after the end of its send.
     if (envelope.bytes > 0) {
       copy.reset(new char[envelope.bytes]);
