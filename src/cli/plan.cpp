@@ -190,7 +190,8 @@ std::vector<Plan> make_plans(const PlanOptions& options) {
   if (options.schedule != "all") {
     plans.push_back(make_plan(requested_schedule(options.schedule, options), options, link));
     if (const Reason reason = does_not_fit(plans.front(), options); !reason.none()) {
-      throw DoesNotFit(fmt::format("{}, above {}{}", reason.detail, reason.limit, reason.budget));
+      throw DoesNotFit(fmt::format("--schedule {}: {}, above {}{}", options.schedule, reason.detail,
+                                   reason.limit, reason.budget));
     }
     return plans;
   }

@@ -66,7 +66,7 @@ class GptStage final : public Stage {
   }
   // Of the chunk's last layer or of one before it. gradient_slot == nullptr: in the workspace.
   T* output_gradient(int layer, std::byte* slot, std::byte* gradient_slot) const;
-  // gradient_slot: nullptr but between I and W of a split backward.
+  // gradient_slot: nullptr but between I and W of a split backward; there too if it has no bytes.
   LayerTensors<T> values(int layer, std::byte* slot, std::byte* gradient_slot) const;
   LayerTensors<T> values_and_gradients(int layer, std::byte* slot, std::byte* gradient_slot,
                                        T* input_gradient) const;

@@ -51,7 +51,8 @@ std::vector<LayoutRow> gradient_layout(const GptConfig& config, const Microbatch
                                        const SlotPolicy& policy) {
   const size_t hidden = message_bytes(config, shape, precision);
   const bool all = policy.defer == Defer::all;
-  const int outputs = layers.head ? std::max(layers.layers - 1, 0) : std::max(layers.layers, 1);
+  // The last block before the head has its output's gradient in the activation slot.
+  const int outputs = std::max(layers.layers - (layers.head ? 1 : 0), 0);
   const int gradients = all ? layers.layers : 0;
   const int attention = policy.recompute == Recompute::none ? 0 : layers.layers;
   const int others = policy.recompute == Recompute::full ? layers.layers : 0;

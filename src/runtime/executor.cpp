@@ -186,7 +186,8 @@ void Executor::backward(const LoweredAction& entry, Event& started, Event& ended
   const bool whole = action.kind == Kind::backward;
   const Tag gradient_tag = {step_, action.stage + 1, action.microbatch};
   std::byte* slot = activations_.use(entry.activation_slot);
-  std::byte* gradient_slot = whole ? nullptr : gradients_.take(entry.gradient_slot);
+  std::byte* gradient_slot =
+      entry.gradient_slot < 0 ? nullptr : gradients_.take(entry.gradient_slot);
   if (entry.input.channel >= 0) {
     const std::byte* message = exchange_.begin_read(entry.input, gradient_tag, compute_);
     stage.load_output_gradient(slot, gradient_slot, message, compute_);
@@ -212,11 +213,14 @@ void Executor::backward(const LoweredAction& entry, Event& started, Event& ended
 void Executor::backward_weight(const LoweredAction& entry, Event& started, Event& ended) {
   const schedule::Action& action = entry.action;
   std::byte* slot = activations_.use(entry.activation_slot);
-  std::byte* gradient_slot = gradients_.use(entry.gradient_slot);
+  std::byte* gradient_slot =
+      entry.gradient_slot < 0 ? nullptr : gradients_.use(entry.gradient_slot);
   started.record(compute_, tag(entry));
   stage_of(entry, main_).backward_weight(action.microbatch, slot, gradient_slot, compute_);
   ended.record(compute_, tag(entry));
-  gradients_.give_back(entry.gradient_slot);
+  if (gradient_slot != nullptr) {
+    gradients_.give_back(entry.gradient_slot);
+  }
   activations_.give_back(entry.activation_slot);
 }
 

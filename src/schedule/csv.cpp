@@ -35,6 +35,7 @@ class Interpreter {
 
   void settle_dialect();
   void check_complete() const;
+  const CsvCell& witness_of(int stage, int microbatch) const;
   Placement infer_placement() const;
 
   template <typename Visit>
@@ -116,6 +117,21 @@ void Interpreter::settle_dialect() {
   }
 }
 
+// The cell that shows that this work must be in the file: of the same micro-batch, or of a later
+// one, or of the same stage.
+const CsvCell& Interpreter::witness_of(int stage, int microbatch) const {
+  const CsvCell* witness = nullptr;
+  int best = 0;
+  for_each_computation([&](const CsvCell& cell) {
+    const int rank = cell.microbatch == microbatch ? 3 : cell.microbatch > microbatch ? 2 : 1;
+    if (rank > best || (rank == best && cell.stage == stage && witness->stage != stage)) {
+      witness = &cell;
+      best = rank;
+    }
+  });
+  return *witness;
+}
+
 // Every (stage, micro-batch) has one F and, but for a file of forwards, one B or one I and one W.
 void Interpreter::check_complete() const {
   static_assert(size_t(Kind::forward) == 0 && size_t(Kind::backward_weight) == 3);
@@ -132,8 +148,9 @@ void Interpreter::check_complete() const {
     for (int microbatch = 0; microbatch < microbatches_; ++microbatch) {
       const auto found = seen.find({stage, microbatch});
       if (found == seen.end()) {
-        fail(fmt::format("{}F{} is missing; the cells name {} stages and {} micro-batches", stage,
-                         microbatch, stages_, microbatches_));
+        fail(witness_of(stage, microbatch),
+             fmt::format("there is no {}F{}, but the cells name {} stages and {} micro-batches",
+                         stage, microbatch, stages_, microbatches_));
       }
       const auto [forward, whole, input, weight] = found->second;
       const auto missing = [&](char letter) {

@@ -7,6 +7,7 @@
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/schedule/validate.h"
 #include "schedule/program.h"
+#include "schedule/slot_pool.h"
 #include "schedule/weight_versions.h"
 
 namespace pipetrain::schedule {
@@ -15,25 +16,6 @@ namespace {
 
 constexpr int default_outgoing = 2;
 constexpr int incoming = 1;
-
-// Indices into a pool of equal buffers. The pool grows to the largest number in use at once.
-class Pool {
- public:
-  int take() {
-    if (free_.empty()) {
-      return size_++;
-    }
-    const int slot = free_.back();
-    free_.pop_back();
-    return slot;
-  }
-  void give(int slot) { free_.push_back(slot); }
-  int size() const { return size_; }
-
- private:
-  std::vector<int> free_;
-  int size_ = 0;
-};
 
 // The makespan without slots and gates, in the times of make_order().
 double free_makespan(const Schedule& schedule) {
@@ -83,16 +65,14 @@ class Emitter {
       : program_(program),
         microbatches_(schedule.placement.microbatches()),
         activation_of_(size_t(schedule.placement.stages()) * microbatches_, 0),
-        gradient_of_(activation_of_.size(), -1),
         output_slot_(program.messages.size(), -1),
         indices_(program.ranks.size()),
         activations_(program.ranks.size()),
-        gradients_(program.ranks.size()),
         weights_(program.ranks.size()),
         inside_(program.channels.size()),
         sent_(program.channels.size(), 0),
         written_(program.channels.size(), 0),
-        result_{schedule.name, schedule.placement, program.channels, {}, {}, {}, {}} {
+        result_{schedule.name, schedule.placement, program.channels, {}, {}, {}, {}, {}} {
     result_.update = schedule.update;
     result_.forward_only = schedule.forward_only;
     result_.ranks.resize(program.ranks.size());
@@ -103,7 +83,7 @@ class Emitter {
     }
     // A step that keeps no activation still computes in one slot.
     if (schedule.forward_only) {
-      for (Pool& pool : activations_) {
+      for (SlotPool& pool : activations_) {
         pool.take();
       }
     }
@@ -119,13 +99,14 @@ class Emitter {
     }
     for (size_t rank = 0; rank < activations_.size(); ++rank) {
       result_.activation_slots.push_back(activations_[rank].size());
-      result_.gradient_slots.push_back(gradients_[rank].size());
     }
     for (size_t c = 0; c < inside_.size(); ++c) {
       if (program_.stays(int(c))) {
         result_.channels[c].outgoing_slots = inside_[c].size();
       }
     }
+    result_.gradient_slots.resize(result_.ranks.size());
+    assign_gradient_slots(&result_, std::vector<bool>(size_t(result_.placement.stages()), true));
     return std::move(result_);
   }
 
@@ -208,33 +189,24 @@ class Emitter {
     if (entry.action.kind == Kind::forward && !result_.forward_only) {
       activation_of_[work] = activations_[rank].take();
     }
-    if (entry.action.kind == Kind::backward_input) {
-      gradient_of_[work] = gradients_[rank].take();
-    }
     entry.activation_slot = activation_of_[work];
-    entry.gradient_slot = gradient_of_[work];
   }
 
   void give_memory(int rank, const Action& action) {
     if (action.kind == Kind::backward || action.kind == Kind::backward_weight) {
       activations_[rank].give(activation_of_[at(action)]);
     }
-    if (action.kind == Kind::backward_weight) {
-      gradients_[rank].give(gradient_of_[at(action)]);
-    }
   }
 
   const Program& program_;
   int microbatches_;
-  std::vector<int> activation_of_;  // [stage, microbatch]
-  std::vector<int> gradient_of_;
+  std::vector<int> activation_of_;         // [stage, microbatch]
   std::vector<int> output_slot_;           // [message]
   std::vector<std::vector<int>> indices_;  // [rank][place in the program]: index in the list
-  std::vector<Pool> activations_;          // [rank]
-  std::vector<Pool> gradients_;
-  std::vector<WeightVersions> weights_;  // [rank]
-  std::vector<Pool> inside_;             // [channel]: outgoing slots of hand-offs inside a rank
-  std::vector<int> sent_;                // [channel]: messages so far
+  std::vector<SlotPool> activations_;      // [rank]
+  std::vector<WeightVersions> weights_;    // [rank]
+  std::vector<SlotPool> inside_;           // [channel]: outgoing slots of hand-offs inside a rank
+  std::vector<int> sent_;                  // [channel]: messages so far
   std::vector<int> written_;
   LoweredSchedule result_;
 };

@@ -83,6 +83,10 @@ class LoweredValidator {
                                      schedule_.name, ranks));
       }
     }
+    if (schedule_.keeps_gradients.size() != size_t(schedule_.placement.stages())) {
+      throw UsageError(fmt::format("{}: keeps_gradients must have one value for each of {} stages",
+                                   schedule_.name, schedule_.placement.stages()));
+    }
   }
 
   // Advances every rank as far as it goes; a transfer needs both ends.
@@ -213,7 +217,7 @@ class LoweredValidator {
     if (kind == Kind::forward && !schedule_.forward_only) {
       acquire(activations_[rank], lowered.activation_slot, work, rank, position, "activation");
     }
-    if (kind == Kind::backward_input) {
+    if (kind == Kind::backward_input && keeps_gradient(rank, position)) {
       acquire(gradients_[rank], lowered.gradient_slot, work, rank, position, "gradient");
     }
     const int step = kind == Kind::forward ? 1 : -1;
@@ -235,6 +239,19 @@ class LoweredValidator {
     }
   }
 
+  bool keeps_gradient(int rank, int position) const {
+    const LoweredAction& lowered = entry(rank, position);
+    if (schedule_.keeps_gradients[size_t(lowered.action.stage)]) {
+      return true;
+    }
+    if (lowered.gradient_slot >= 0) {
+      reject(rank, position,
+             fmt::format("its stage keeps no gradients, but it uses gradient slot {}",
+                         lowered.gradient_slot));
+    }
+    return false;
+  }
+
   void check_use(int rank, int position, const SlotRef& slot, bool needed, const char* what) const {
     if (needed && (slot.channel < 0 || slot.channel >= int(schedule_.channels.size()))) {
       reject(rank, position, fmt::format("its {} has no channel", what));
@@ -251,7 +268,7 @@ class LoweredValidator {
     if (kind == Kind::backward || kind == Kind::backward_weight) {
       release(activations_[rank], lowered.activation_slot, work, rank, position, "activation");
     }
-    if (kind == Kind::backward_weight) {
+    if (kind == Kind::backward_weight && keeps_gradient(rank, position)) {
       release(gradients_[rank], lowered.gradient_slot, work, rank, position, "gradient");
     }
   }

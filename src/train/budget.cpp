@@ -7,6 +7,7 @@
 #include "pipetrain/model/parameters.h"
 #include "pipetrain/runtime/exchange.h"
 #include "pipetrain/runtime/pool.h"
+#include "pipetrain/schedule/lower.h"
 #include "pipetrain/train/evaluator.h"
 #include "pipetrain/train/step_data.h"
 
@@ -79,6 +80,15 @@ size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placeme
                       [](const auto&... arguments) { return gradient_slot_bytes(arguments...); });
 }
 
+std::vector<bool> keeps_gradients(const BudgetRequest& request) {
+  std::vector<bool> keeps;
+  for (const StageLayers& stage : request.stages) {
+    keeps.push_back(gradient_slot_bytes(request.model, request.shape, request.precision, stage,
+                                        request.slots) > 0);
+  }
+  return keeps;
+}
+
 double weight_memory(const BudgetRequest& request, const schedule::Placement& placement) {
   double most = 0;
   for (int rank = 0; rank < placement.ranks(); ++rank) {
@@ -125,8 +135,9 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
   budget.optimizer = parameters.optimizer;
   budget.activation_slots = Pool::bytes(schedule.activation_slots.at(size_t(rank)),
                                         activation_slot_bytes(request, placement, rank));
-  budget.gradient_slots = Pool::bytes(schedule.gradient_slots.at(size_t(rank)),
-                                      gradient_slot_bytes(request, placement, rank));
+  budget.gradient_slots =
+      Pool::bytes(schedule::gradient_slots(schedule, rank, keeps_gradients(request)),
+                  gradient_slot_bytes(request, placement, rank));
   const schedule::LoweredSchedule& exchanged =
       evaluation != nullptr ? evaluation->lowered : schedule;
   budget.channel_slots = Exchange::bytes(exchanged, rank, message);

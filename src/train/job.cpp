@@ -208,6 +208,7 @@ Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLay
   schedule::LoweredSchedule lowered = lower(schedule);
   schedule::Simulation planned = costs ? simulate(lowered, *costs) : simulate(schedule, {});
   inputs.request.stages = std::move(stages);
+  assign_gradient_slots(&lowered, keeps_gradients(inputs.request));
   std::optional<Evaluation> evaluation;
   if (inputs.validation) {
     evaluation = make_evaluation(std::move(inputs.validation), inputs.batch,

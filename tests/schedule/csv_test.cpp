@@ -152,8 +152,11 @@ TEST(Csv, MissingComputationsAreNamed) {
   expect_refused("0F0,0I0\n", "line 1, cell 2 (0I0): there is no 0W0");
   expect_refused("0F0,0B0,0W1,0F1\n", "line 1, cell 3 (0W1): there is no 0I1");
   expect_refused("0F0,0B0,0F2,0B2\n",
-                 "0F1 is missing; the cells name 1 stages and 3 micro-batches");
-  expect_refused("0F999999,0B999999\n", "0F0 is missing");
+                 "line 1, cell 3 (0F2): there is no 0F1, but the cells name 1 stages and 3 "
+                 "micro-batches");
+  expect_refused("0F999999,0B999999\n", "line 1, cell 1 (0F999999): there is no 0F0");
+  expect_refused("0F0,0B0\n1F0,1B0,1F1,1B1\n", "line 2, cell 3 (1F1): there is no 0F1");
+  expect_refused("0F0,0B0\n2F0,2B0\n", "line 1, cell 1 (0F0): there is no 1F0");
 }
 
 TEST(Csv, MixedDialectsAreRefused) {

@@ -125,6 +125,32 @@ TEST(Lower, KeepsAsManyWeightVersionsAsAreSimulated) {
   }
 }
 
+// In v-half a rank holds a stage of either half, so that every rank has one that keeps none.
+TEST(Lower, StagesThatKeepNoGradientsGetNoSlots) {
+  LoweredSchedule lowered = lower(generate(request("v-half", 4, 8)));
+  const std::vector<int> all = lowered.gradient_slots;
+  std::vector<bool> keeps(8, true);
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(gradient_slots(lowered, rank, keeps), all[size_t(rank)]);
+  }
+  keeps = {true, true, false, false, true, true, false, false};
+  assign_gradient_slots(&lowered, keeps);
+  EXPECT_NO_THROW(validate(lowered));
+  for (int rank = 0; rank < 4; ++rank) {
+    std::set<int> slots;
+    for (const LoweredAction& entry : lowered.ranks[size_t(rank)]) {
+      const bool split =
+          entry.action.kind == Kind::backward_input || entry.action.kind == Kind::backward_weight;
+      EXPECT_EQ(entry.gradient_slot >= 0, split && keeps[size_t(entry.action.stage)]);
+      slots.insert(entry.gradient_slot);
+    }
+    slots.erase(-1);
+    EXPECT_EQ(int(slots.size()), lowered.gradient_slots[size_t(rank)]);
+    EXPECT_EQ(gradient_slots(lowered, rank, keeps), lowered.gradient_slots[size_t(rank)]);
+  }
+  EXPECT_LT(lowered.gradient_slots[3], all[3]);
+}
+
 // Fault 5: a receive posted early blocks independent work behind it.
 TEST(Lower, GatesEveryReceiveByTheComputationBeforeItsConsumer) {
   for (const Request& sample : samples) {

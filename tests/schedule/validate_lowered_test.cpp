@@ -94,6 +94,12 @@ TEST(ValidateLowered, RejectsSlotsThatDoNotExist) {
   entry(gradients, 1, {Kind::backward_input, 1, 0}).gradient_slot = -1;
   expect_rejected(gradients, {"rank 1", "1I0", "gradient slot -1"});
 
+  gradients = split_sample();
+  gradients.keeps_gradients = {true, false};
+  expect_rejected(gradients, {"rank 1", "1I0", "keeps no gradients", "gradient slot 0"});
+  gradients.keeps_gradients = {true};
+  expect_rejected(gradients, {"keeps_gradients", "2 stages"});
+
   LoweredSchedule outgoing = sample();
   entry(outgoing, 0, {Kind::send_forward, 0, 0}).message.slot = 2;
   expect_rejected(outgoing, {"rank 0", "0SEND_F0", "slot 2"});

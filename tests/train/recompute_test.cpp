@@ -89,12 +89,15 @@ void expect_filled(const Pool& pool, const std::vector<LayoutRow>& rows) {
 }
 
 // Runs `body` on every rank with an engine that has done two steps in slots that were poisoned.
-void with_engines(const Spread& spread, const SlotPolicy& policy,
+void with_engines(const TrainConfig& config, int ranks,
                   const std::function<void(const Job&, const Engine&)>& body) {
-  test::run_ranks(spread.ranks(), [&](Control& control) {
-    SCOPED_TRACE(text(spread, policy));
+  test::run_ranks(ranks, [&](Control& control) {
+    SCOPED_TRACE(testing::Message()
+                 << config.schedule << " " << to_string(config.precision) << " recompute "
+                 << to_string(config.slots.recompute) << " defer " << to_string(config.slots.defer)
+                 << " layers " << testing::PrintToString(config.layers_per_stage));
     emulator::reset_counters(control.rank());
-    const Job job = make_job(config_with(spread, policy), spread.ranks(), control.rank());
+    const Job job = make_job(config, ranks, control.rank());
     Engine engine(job, control, nullptr);
     engine.set_initial_weights();
     for (const Pool* pool : {&engine.activations(), &engine.gradient_slots()}) {
@@ -118,17 +121,44 @@ TEST_F(RecomputeSteps, PoolsAreTheSchedulesPeaksAndFilled) {
     const Spread spread = {
         .schedule = schedule, .pipeline = 4, .microbatches = 6, .precision = Precision::bf16};
     for (const SlotPolicy& policy : policies) {
-      with_engines(spread, policy, [&](const Job& job, const Engine& engine) {
-        const int rank = job.grid.pipeline_rank();
-        const bool split = spread.schedule == "zb-h1";
-        EXPECT_EQ(engine.activations().slots(), split ? 4 : 4 - rank);
-        EXPECT_EQ(engine.gradient_slots().slots(), split ? rank + 1 : 0);
-        const BudgetRequest& request = job.request;
-        const StageLayers& stage = request.stages[size_t(rank)];
-        expect_filled(engine.activations(), activation_layout(request.model, request.shape,
-                                                              request.precision, stage, policy));
-        expect_filled(engine.gradient_slots(), gradient_layout(request.model, request.shape,
-                                                               request.precision, stage, policy));
+      with_engines(
+          config_with(spread, policy), spread.ranks(), [&](const Job& job, const Engine& engine) {
+            const int rank = job.grid.pipeline_rank();
+            const bool split = spread.schedule == "zb-h1";
+            EXPECT_EQ(engine.activations().slots(), split ? 4 : 4 - rank);
+            const BudgetRequest& request = job.request;
+            const StageLayers& stage = request.stages[size_t(rank)];
+            const std::vector<LayoutRow> gradients =
+                gradient_layout(request.model, request.shape, request.precision, stage, policy);
+            EXPECT_EQ(engine.gradient_slots().slots(),
+                      split && bytes_of(gradients) > 0 ? rank + 1 : 0);
+            expect_filled(
+                engine.activations(),
+                activation_layout(request.model, request.shape, request.precision, stage, policy));
+            expect_filled(engine.gradient_slots(), gradients);
+          });
+    }
+  }
+}
+
+// A stage without layers leaves nothing to its W and takes no gradient slot.
+TEST_F(RecomputeSteps, EverySlotIsWrittenWhereStagesHaveNoLayers) {
+  for (const std::vector<int>& layers :
+       {std::vector{2, 2, 2, 1, 1, 0, 0, 0}, {0, 1, 2, 2, 2, 1, 0, 0}, {1, 0, 2, 0, 2, 0, 3, 0}}) {
+    for (const SlotPolicy& policy : policies) {
+      TrainConfig config = config_with(
+          {.schedule = "v-half", .pipeline = 4, .microbatches = 5, .precision = Precision::bf16},
+          policy);
+      config.layers_per_stage = layers;
+      with_engines(config, 4, [](const Job&, const Engine& engine) {
+        for (const Pool* pool : {&engine.activations(), &engine.gradient_slots()}) {
+          for (int slot = 0; slot < pool->slots(); ++slot) {
+            EXPECT_GT(emulator::touched_bytes(pool->data() + size_t(slot) * pool->slot_bytes(),
+                                              pool->slot_bytes()),
+                      0u)
+                << "slot " << slot << " of " << pool->slots();
+          }
+        }
       });
     }
   }
@@ -142,7 +172,7 @@ TEST_F(RecomputeSteps, PeakMemoryIsThePredictedOneInBytes) {
                                {.schedule = "dualpipe", .pipeline = 2},
                                {.schedule = "dualpipe-v", .pipeline = 2}}) {
     for (const SlotPolicy& policy : policies) {
-      with_engines(spread, policy, [](const Job& job, const Engine&) {
+      with_engines(config_with(spread, policy), spread.ranks(), [](const Job& job, const Engine&) {
         EXPECT_EQ(emulator::counters(job.grid.rank).high_water, job.budget.allocated());
       });
     }

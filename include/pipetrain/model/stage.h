@@ -28,8 +28,9 @@ class Stage {
                        const Stream& stream) = 0;
 
   // B. load_output_gradient copies the message (the stage with the head has none and is not
-  // called) into the gradient slot, or, for a whole backward (gradient_slot == nullptr), into the
-  // workspace. input_gradient is nullptr on the stage that embeds.
+  // called) into the gradient slot, or, where W will not read it, into the workspace. gradient_slot
+  // is nullptr for a whole backward, and for a stage whose slot has no bytes. input_gradient is
+  // nullptr on the stage that embeds.
   virtual void load_output_gradient(std::byte* slot, std::byte* gradient_slot,
                                     const std::byte* message, const Stream& stream) = 0;
   // The whole backward: input and weight gradients, with one layer's gradients at a time, and what
@@ -76,7 +77,7 @@ struct LayoutRow {
 //     (Defer::all), and what I computed again and W needs. The gradient of qkv replaces qkv,
 //     wherever that lies; with Defer::cheap the gradient of fc replaces fc. With the head the
 //     hidden gradient in the activation slot is the last layer's
-// A chunk without layers holds its input, and the gradient of its output.
+// A chunk without layers holds its input, and no gradient.
 std::vector<LayoutRow> activation_layout(const GptConfig& config, const MicrobatchShape& shape,
                                          Precision precision, const StageLayers& layers,
                                          const SlotPolicy& policy);

@@ -14,6 +14,13 @@ struct LowerOptions {
 // finish under rendezvous sends.
 LoweredSchedule lower(const Schedule& schedule, const LowerOptions& options = {});
 
+// Assigns the gradient slots again, for schedules whose stages differ: `keeps`, per stage, says
+// whether the stage's I leaves its W anything. The others get no slot.
+void assign_gradient_slots(LoweredSchedule* schedule, std::vector<bool> keeps);
+
+// How many slots the rank then has.
+int gradient_slots(const LoweredSchedule& schedule, int rank, const std::vector<bool>& keeps);
+
 // The same program on the channels of `base`, so that one exchange serves both: a channel between
 // the same ranks has the number that it has there, channels that `base` lacks follow, and each has
 // the slots that the one or the other needs.

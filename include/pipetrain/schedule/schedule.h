@@ -65,7 +65,8 @@ struct LoweredAction {
   SlotRef output;
   // Index into this rank's activation pool: taken by F, given back by B or W. -1: none is used.
   int activation_slot = -1;
-  // Index into this rank's gradient pool: taken by I, given back by W. -1: none is used.
+  // Index into this rank's gradient pool: taken by I, given back by W. -1: none is used, as where
+  // the stage's I leaves nothing to its W.
   int gradient_slot = -1;
   // Slot of the rank's weight versions: 0 holds the current weights, the others hold older ones. F,
   // B, I and W: the version they use. OPTIMIZER_STEP: before it changes the current weights it
@@ -83,6 +84,7 @@ struct LoweredSchedule {
   std::vector<std::vector<LoweredAction>> ranks;
   std::vector<int> activation_slots;  // per rank: the size of its pool = the schedule's peak
   std::vector<int> gradient_slots;    // per rank
+  std::vector<bool> keeps_gradients;  // per stage: whether I and W have a gradient slot
   struct Position {
     int rank = 0;
     int index = 0;

@@ -57,6 +57,10 @@ size_t activation_slot_bytes(const BudgetRequest& request, const schedule::Place
 size_t gradient_slot_bytes(const BudgetRequest& request, const schedule::Placement& placement,
                            int rank);
 
+// Per stage, whether its I leaves its W anything: a stage without layers and, where W needs the
+// activation slot alone, any other has no gradient slot.
+std::vector<bool> keeps_gradients(const BudgetRequest& request);
+
 // What a pending W holds, in activation slots: both slots together over the activation slot, of the
 // rank where that is most.
 double weight_memory(const BudgetRequest& request, const schedule::Placement& placement);
