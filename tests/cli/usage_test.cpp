@@ -317,7 +317,8 @@ TEST(Usage, ALimitThatNoScheduleMeetsIsExitCode3) {
     expect_refused(result, 3, parts);
     EXPECT_EQ(result.err, error_lines(result)[0] + "\n") << "more than one line";
   };
-  refused("1f1b --activation-limit 1", {"--schedule 1f1b: rank 0 holds 4 activations, above --activation-limit 1"});
+  refused("1f1b --activation-limit 1",
+          {"--schedule 1f1b: rank 0 holds 4 activations, above --activation-limit 1"});
   refused("all --activation-limit 0.5",
           {"auto: --activation-limit 0.5", "above --activation-limit 0.5: gpipe (rank 0 holds 8"});
   refused("1f1b --model gpt2-124m --memory-limit 0.1",
