@@ -75,18 +75,17 @@ class LoweredValidator {
   }
 
   void require_sizes() const {
-    const size_t ranks = schedule_.ranks.size();
+    const auto require = [&](size_t values, size_t needed, const char* of) {
+      if (values != needed) {
+        throw UsageError(fmt::format("{}: {} values for {} {}; there must be one for each",
+                                     schedule_.name, values, needed, of));
+      }
+    };
     for (const std::vector<int>* sizes :
          {&schedule_.activation_slots, &schedule_.gradient_slots, &schedule_.weight_versions}) {
-      if (sizes->size() != ranks) {
-        throw UsageError(fmt::format("{}: there must be one pool size for each of {} ranks",
-                                     schedule_.name, ranks));
-      }
+      require(sizes->size(), schedule_.ranks.size(), "ranks");
     }
-    if (schedule_.keeps_gradients.size() != size_t(schedule_.placement.stages())) {
-      throw UsageError(fmt::format("{}: keeps_gradients must have one value for each of {} stages",
-                                   schedule_.name, schedule_.placement.stages()));
-    }
+    require(schedule_.keeps_gradients.size(), size_t(schedule_.placement.stages()), "stages");
   }
 
   // Advances every rank as far as it goes; a transfer needs both ends.

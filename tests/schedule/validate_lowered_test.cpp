@@ -98,7 +98,7 @@ TEST(ValidateLowered, RejectsSlotsThatDoNotExist) {
   gradients.keeps_gradients = {true, false};
   expect_rejected(gradients, {"rank 1", "1I0", "keeps no gradients", "gradient slot 0"});
   gradients.keeps_gradients = {true};
-  expect_rejected(gradients, {"keeps_gradients", "2 stages"});
+  expect_rejected(gradients, {"1 values for 2 stages"});
 
   LoweredSchedule outgoing = sample();
   entry(outgoing, 0, {Kind::send_forward, 0, 0}).message.slot = 2;
