@@ -114,6 +114,7 @@ void ListScheduler::do_weight(int rank, double now) {
   RankState& state = states_[size_t(rank)];
   const std::uint8_t chunk = state.pending[state.pending_begin++];
   --state.debt;
+  ++state.weights_run;
   start(rank, now, {Step::weight, chunk});
 }
 
@@ -131,6 +132,7 @@ bool ListScheduler::do_input(int rank, double now, std::uint8_t chunk) {
     return false;
   }
   ++state.weights[chunk];
+  ++state.weights_run;
   start(rank, now, {Step::whole, chunk});
   return true;
 }
@@ -173,8 +175,18 @@ bool ListScheduler::follow_sequence(int rank, double now, const RankPolicy& poli
                                     double& next_arrival) {
   RankState& state = states_[size_t(rank)];
   const Word& sequence = policy.sequence;
-  while (state.next < sequence.size() && state.taken[state.next]) {
-    ++state.next;
+  for (; state.next < sequence.size(); ++state.next) {
+    if (state.taken[state.next]) {
+      continue;
+    }
+    if (sequence[state.next].step != Step::weight) {
+      break;
+    }
+    if (++state.weights_due > state.weights_run) {
+      ++state.next;
+      do_weight(rank, now);
+      return true;
+    }
   }
   size_t at = state.next;
   if (at < sequence.size() && sequence[at].step == Step::forward &&
@@ -183,7 +195,7 @@ bool ListScheduler::follow_sequence(int rank, double now, const RankPolicy& poli
       do_weight(rank, now);
       return true;
     }
-    while (at < sequence.size() && (state.taken[at] || sequence[at].step == Step::forward)) {
+    while (at < sequence.size() && (state.taken[at] || sequence[at].step != Step::input)) {
       ++at;  // only a backward makes room
     }
   }
@@ -193,7 +205,7 @@ bool ListScheduler::follow_sequence(int rank, double now, const RankPolicy& poli
   const Letter letter = sequence[at];
   next_arrival = keeps_order(rank, letter) ? ready_time(rank, state, letter) : kNever;
   if (next_arrival > now + epsilon_) {
-    return false;
+    return policy.ahead && run_ahead(rank, now, policy, next_arrival);
   }
   if (letter.step == Step::input) {
     state.taken[at] = do_input(rank, now, letter.chunk);
@@ -202,6 +214,46 @@ bool ListScheduler::follow_sequence(int rank, double now, const RankPolicy& poli
     start(rank, now, letter);
   }
   return true;
+}
+
+// Runs the first letter of the sequence that is ready, done by `until` and, being a forward, leaves
+// room for what comes before it. Returns whether there was one.
+bool ListScheduler::run_ahead(int rank, double now, const RankPolicy& policy, double until) {
+  RankState& state = states_[size_t(rank)];
+  const Word& sequence = policy.sequence;
+  double held = state.held;
+  double most = held;
+  int weights_ahead = state.weights_run - state.weights_due;
+  unsigned seen = 0;  // forwards and inputs, per chunk
+  for (size_t at = state.next; at < sequence.size() && seen != 0b1111; ++at) {
+    if (state.taken[at]) {
+      continue;
+    }
+    const Letter letter = sequence[at];
+    if (letter.step == Step::weight && weights_ahead > 0) {
+      --weights_ahead;
+      continue;
+    }
+    if (letter.step != Step::weight) {
+      const bool forward = letter.step == Step::forward;
+      seen |= 1u << (2 * letter.chunk + (forward ? 0 : 1));
+      const double spare = letter.chunk == 0 ? policy.spare : 0;
+      if (keeps_order(rank, letter) && ready_time(rank, state, letter) <= now + epsilon_ &&
+          now + duration(rank, letter.step) <= until + epsilon_ &&
+          (!forward || most + 1 + spare <= problem_.limits[size_t(rank)])) {
+        if (forward) {
+          state.taken[at] = true;
+          start(rank, now, letter);
+        } else {
+          state.taken[at] = do_input(rank, now, letter.chunk);
+        }
+        return true;
+      }
+    }
+    held += problem_.memory(letter.step);
+    most = std::max(most, held);
+  }
+  return false;
 }
 
 void ListScheduler::decide(int rank, double now, const RankPolicy& policy) {
@@ -245,6 +297,7 @@ Cost ListScheduler::run(const Policy& policy) {
     state.pending_begin = 0;
     state.forwards_run = state.inputs_run = state.wrapped = 0;
     state.next = 0;
+    state.weights_run = state.weights_due = 0;
     state.taken.assign(policy.ranks[r].sequence.size(), false);
     words_[r].clear();
     wake_[r] = kNever;

@@ -14,9 +14,14 @@ struct RankPolicy {
   double tolerance = 0;          // a weight gradient may delay a known arrival by this much
   std::vector<Letter> priority;  // forwards and inputs of all chunks, the most urgent first
   // Forwards and inputs in the order in which to run them, however long one has to wait; empty: by
-  // priority. By priority again once all forwards are done, if `free_end`.
+  // priority. By priority again once all forwards are done, if `free_end`. With weight gradients
+  // too, one is run where it stands unless as many were run before; then `debt` is only a limit.
   Word sequence;
   bool free_end = false;
+  // While the rank waits, run what comes later in the sequence and does no harm; forwards of chunk
+  // 0 then leave room for `spare` chunks. For two chunks.
+  bool ahead = false;
+  int spare = 0;
 };
 struct Policy {
   // Orders are made as if times were those of the problem (0), all the same and without latency
@@ -50,7 +55,9 @@ class ListScheduler {
     size_t forwards_run = 0, inputs_run = 0;  // over all chunks
     size_t wrapped = 0;                       // messages taken from the edge that closes the loop
     size_t next = 0;                          // of the sequence
-    std::vector<char> taken;                  // of the sequence
+    int weights_run = 0;
+    int weights_due = 0;      // how many the sequence has asked for
+    std::vector<char> taken;  // of the sequence
   };
 
   double duration(int rank, Step step) const {
@@ -61,6 +68,7 @@ class ListScheduler {
   void decide(int rank, double now, const RankPolicy& policy);
   bool follow_sequence(int rank, double now, const RankPolicy& policy, double& next_arrival);
   bool follow_priority(int rank, double now, const RankPolicy& policy, double& next_arrival);
+  bool run_ahead(int rank, double now, const RankPolicy& policy, double until);
   void do_weight(int rank, double now);
   bool do_input(int rank, double now, std::uint8_t chunk);
   void start(int rank, double now, Letter letter);
