@@ -35,11 +35,13 @@ Settings settings_from_environment() {
   read_variable("PIPETRAIN_EMULATOR_MEMORY", settings.memory_bytes);
   read_variable("PIPETRAIN_EMULATOR_SEED", settings.delay_seed);
   read_variable("PIPETRAIN_EMULATOR_MAX_DELAY_US", settings.max_delay_us);
+  read_variable("PIPETRAIN_EMULATOR_DELAY_DEVICE", settings.delay_device, -1);
   read_variable("PIPETRAIN_EMULATOR_ONE_AT_A_TIME", settings.one_at_a_time);
   read_variable("PIPETRAIN_EMULATOR_DROP_WAIT", settings.drop_wait, -1);
   read_variable("PIPETRAIN_EMULATOR_DROP_WAIT_DEVICE", settings.drop_wait_device);
   read_variable("PIPETRAIN_EMULATOR_LATENCY_US", settings.link_latency_us);
   read_variable("PIPETRAIN_EMULATOR_BYTES_PER_US", settings.link_bytes_per_us);
+  read_variable("PIPETRAIN_EMULATOR_LINK_DEVICE", settings.link_device, -1);
   return settings;
 }
 

@@ -156,7 +156,9 @@ void launch(std::vector<std::unique_ptr<Batch>> batches) {
   const Settings now = settings();
   for (std::unique_ptr<Batch>& batch : batches) {
     ncclComm& comm = *batch->comm;
-    batch->speed = {now.link_latency_us, now.link_bytes_per_us};
+    if (now.link_device < 0 || now.link_device == comm.device) {
+      batch->speed = {now.link_latency_us, now.link_bytes_per_us};
+    }
     batch->ticket = comm.turnstile->take_ticket();
     comm.launched = true;
     comm.last_ticket = batch->ticket;

@@ -82,7 +82,8 @@ void CUstream_st::delay() {
                                uint64_t(int64_t(number)));
   }
   // Half of the operations run at once, so that streams overtake each other by many operations.
-  if (settings.delay_seed == 0 || random_.below(2) == 0) {
+  const bool delays = settings.delay_device < 0 || settings.delay_device == device;
+  if (settings.delay_seed == 0 || !delays || random_.below(2) == 0) {
     return;
   }
   const auto nanoseconds = int64_t(random_.below(uint64_t(settings.max_delay_us * 1000) + 1));

@@ -16,6 +16,7 @@ struct Settings {
   size_t memory_bytes = 0;     // PIPETRAIN_EMULATOR_MEMORY: of each device; 0: half the host's
   uint64_t delay_seed = 0;     // PIPETRAIN_EMULATOR_SEED: random delays of operations; 0: none
   double max_delay_us = 200;   // PIPETRAIN_EMULATOR_MAX_DELAY_US
+  int delay_device = -1;       // PIPETRAIN_EMULATOR_DELAY_DEVICE: of this device alone; -1: of all
   bool one_at_a_time = false;  // PIPETRAIN_EMULATOR_ONE_AT_A_TIME: NCCL operations of a device
                                // run one by one in host launch order
   int64_t drop_wait = -1;      // PIPETRAIN_EMULATOR_DROP_WAIT: ignore the n-th cudaStreamWaitEvent
@@ -23,6 +24,8 @@ struct Settings {
   int drop_wait_device = 0;    // on this device
   double link_latency_us = 0;  // PIPETRAIN_EMULATOR_LATENCY_US: of each NCCL transfer
   double link_bytes_per_us = 0;  // PIPETRAIN_EMULATOR_BYTES_PER_US; 0: unlimited
+  int link_device = -1;  // PIPETRAIN_EMULATOR_LINK_DEVICE: both of transfers that this device
+                         // receives alone; -1: of all
 };
 
 Settings settings();
