@@ -60,7 +60,8 @@ class Bench {
   Bench(const BenchOptions& options, Control& control)
       : options_(options),
         control_(control),
-        watchdog_(std::chrono::duration<double>(options.train.timeout), Watchdog::exit_process()) {}
+        watchdog_(std::chrono::duration<double>(options.train.timeout), Watchdog::exit_process()),
+        progress_(watchdog_, control) {}
 
   std::vector<BenchResult> run();
 
@@ -88,6 +89,7 @@ class Bench {
   const BenchOptions& options_;
   Control& control_;
   Watchdog watchdog_;
+  SharedProgress progress_;
   int ran_ = 0;                       // schedules
   std::vector<BenchResult> results_;  // on rank 0
 };
@@ -216,6 +218,7 @@ Samples Bench::measure(BenchSubject& subject, int replicas, int warm_up) {
     control_.barrier();
     subject.submit(step);
     const RankTrace trace = subject.wait(step);
+    report_progress();
     std::vector<RankTrace> traces;
     for (const std::vector<std::byte>& bytes : gather(serialize(trace))) {
       traces.push_back(deserialize_trace(bytes));

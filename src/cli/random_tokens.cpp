@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 namespace {
@@ -30,6 +31,9 @@ std::vector<char> shard(size_t tokens, int vocabulary) {
   for (size_t i = 0; i < tokens; ++i) {
     const auto token = uint16_t(random() % below);
     std::memcpy(bytes.data() + header_bytes + 2 * i, &token, sizeof(token));
+    if (i % (1 << 20) == 0) {
+      report_progress();
+    }
   }
   return bytes;
 }

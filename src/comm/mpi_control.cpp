@@ -14,17 +14,24 @@
 #include "pipetrain/comm/control.h"
 #include "pipetrain/comm/environment.h"
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 
 // The only file that calls MPI. Every wait polls and sleeps: MPI's own blocking calls burn a core.
 namespace pipetrain {
 namespace {
 
-constexpr size_t piece_bytes = size_t(1) << 30;  // counts are int in MPI
+constexpr size_t piece_bytes = size_t(1) << 26;  // counts are int in MPI; each is progress
 constexpr std::chrono::microseconds shortest_sleep{20};
 constexpr std::chrono::microseconds longest_sleep{1000};
 constexpr std::chrono::microseconds longest_sleep_in_transfer{100};
 
 constexpr int tag = 0;  // MPI keeps the order between two ranks
+constexpr int progress_tag = 1;
+
+// Every rank may tell every other one: the larger the job, the more seldom.
+std::chrono::milliseconds progress_interval(int ranks) {
+  return std::chrono::milliseconds(100 + ranks);
+}
 
 void check_mpi(int status, const char* call) {
   if (status == MPI_SUCCESS) {
@@ -46,21 +53,16 @@ bool ended(MPI_Request& request) {
   return done != 0;
 }
 
-void wait(MPI_Request& request, std::chrono::microseconds longest) {
-  auto sleep = shortest_sleep;
-  while (!ended(request)) {
-    std::this_thread::sleep_for(sleep);
-    sleep = std::min(sleep * 2, longest);
-  }
-}
-
-// Calls transfer(pointer, bytes) for each piece of `data`.
+// Calls transfer(pointer, bytes) for each piece of `data`. Large data is long work.
 template <typename Byte, typename Transfer>
 void in_pieces(std::span<Byte> data, const Transfer& transfer) {
   while (!data.empty()) {
     const size_t bytes = std::min(data.size(), piece_bytes);
     transfer(data.data(), int(bytes));
     data = data.subspan(bytes);
+    if (!data.empty()) {
+      report_progress();
+    }
   }
 }
 
@@ -82,6 +84,7 @@ class MpiControl final : public Control {
     check_mpi(MPI_Comm_size(host, &local_size_), "MPI_Comm_size");
     check_mpi(MPI_Comm_free(&host), "MPI_Comm_free");
     check_mpi(MPI_Comm_size(world_, &size_), "MPI_Comm_size");
+    told_.assign(size_t(size_), {});
   }
 
   // Ranks come here at different times; the barrier lets the early ones sleep.
@@ -90,7 +93,9 @@ class MpiControl final : public Control {
       return;
     }
     try {
+      on_progress(nullptr);
       barrier();
+      receive_all_progress();
       check_mpi(MPI_Comm_free(&world_), "MPI_Comm_free");
       if (finalize_) {
         check_mpi(MPI_Finalize(), "MPI_Finalize");
@@ -139,7 +144,31 @@ class MpiControl final : public Control {
     return data;
   }
 
+  // A message without content to each of the others, which must first have taken the one before.
+  void tell_progress() override {
+    const auto now = std::chrono::steady_clock::now();
+    if (size_ == 1 || now - last_told_ < progress_interval(size_)) {
+      return;
+    }
+    last_told_ = now;
+    for (int peer = 0; peer < size_; ++peer) {
+      Told& told = told_[size_t(peer)];
+      if (peer != rank_ && ended(told.request)) {
+        check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, peer, progress_tag, world_, &told.request),
+                  "MPI_Isend");
+        ++told.sent;
+      }
+    }
+  }
+
  private:
+  // Of a rank: how often it was told of progress, and told of its own.
+  struct Told {
+    MPI_Request request = MPI_REQUEST_NULL;
+    int64_t sent = 0;
+    int64_t received = 0;
+  };
+
   void initialize() {
     int provided = 0;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided),
@@ -155,6 +184,59 @@ class MpiControl final : public Control {
     }
     if (provided < MPI_THREAD_SERIALIZED) {
       throw UsageError("this MPI library does not offer MPI_THREAD_SERIALIZED, which is needed");
+    }
+  }
+
+  void wait(MPI_Request& request, std::chrono::microseconds longest) {
+    auto sleep = shortest_sleep;
+    while (!ended(request)) {
+      receive_progress();
+      std::this_thread::sleep_for(sleep);
+      sleep = std::min(sleep * 2, longest);
+    }
+  }
+
+  void receive_progress_from(int source) {
+    check_mpi(MPI_Recv(nullptr, 0, MPI_BYTE, source, progress_tag, world_, MPI_STATUS_IGNORE),
+              "MPI_Recv");
+    ++told_[size_t(source)].received;
+  }
+
+  // What has arrived.
+  void receive_progress() {
+    bool any = false;
+    for (int found = 1; found != 0;) {
+      MPI_Status status;
+      check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, progress_tag, world_, &found, &status), "MPI_Iprobe");
+      if (found != 0) {
+        receive_progress_from(status.MPI_SOURCE);
+        any = true;
+      }
+    }
+    if (any) {
+      hear_progress();
+    }
+  }
+
+  // MPI may end only when all that was sent is received.
+  void receive_all_progress() {
+    std::vector<int64_t> sent;
+    for (const Told& told : told_) {
+      sent.push_back(told.sent);
+    }
+    std::vector<int64_t> due(sent.size());
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(
+        MPI_Ialltoall(sent.data(), 1, MPI_INT64_T, due.data(), 1, MPI_INT64_T, world_, &request),
+        "MPI_Ialltoall");
+    wait(request, longest_sleep);
+    for (int peer = 0; peer < size_; ++peer) {
+      while (told_[size_t(peer)].received < due[size_t(peer)]) {
+        receive_progress_from(peer);
+      }
+    }
+    for (Told& told : told_) {
+      wait(told.request, longest_sleep);
     }
   }
 
@@ -183,6 +265,8 @@ class MpiControl final : public Control {
   int size_ = 1;
   int local_rank_ = 0;
   int local_size_ = 1;
+  std::vector<Told> told_;  // by rank
+  std::chrono::steady_clock::time_point last_told_;
 };
 
 }  // namespace

@@ -13,6 +13,7 @@ namespace pipetrain {
 namespace {
 
 using Message = std::vector<std::byte>;
+using Heard = std::function<void()>;
 
 // What the threads share: queues of messages and a barrier.
 class Exchange {
@@ -27,16 +28,17 @@ class Exchange {
     changed_.notify_all();
   }
 
-  Message receive(int source, int destination) {
+  Message receive(int source, int destination, const Heard& heard) {
     std::unique_lock lock(mutex_);
     std::deque<Message>& queue = queues_[{source, destination}];
-    wait(lock, [&] { return !queue.empty(); });
+    wait(
+        lock, [&] { return !queue.empty(); }, heard);
     Message message = std::move(queue.front());
     queue.pop_front();
     return message;
   }
 
-  void barrier() {
+  void barrier(const Heard& heard) {
     std::unique_lock lock(mutex_);
     const size_t round = barriers_ended_;
     if (++waiting_ == ranks_) {
@@ -44,7 +46,14 @@ class Exchange {
       ++barriers_ended_;
       changed_.notify_all();
     }
-    wait(lock, [&] { return barriers_ended_ != round; });
+    wait(
+        lock, [&] { return barriers_ended_ != round; }, heard);
+  }
+
+  void tell_progress() {
+    const std::lock_guard lock(mutex_);
+    ++told_;
+    changed_.notify_all();
   }
 
   void abort() {
@@ -55,8 +64,13 @@ class Exchange {
 
  private:
   template <typename Condition>
-  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition) {
-    changed_.wait(lock, [&] { return aborted_ || condition(); });
+  void wait(std::unique_lock<std::mutex>& lock, const Condition& condition, const Heard& heard) {
+    for (size_t known = told_; !aborted_ && !condition();) {
+      changed_.wait(lock);
+      if (std::exchange(known, told_) != told_) {
+        heard();
+      }
+    }
     if (!condition()) {
       throw PeerLost("another rank of this group of threads has failed");
     }
@@ -68,6 +82,7 @@ class Exchange {
   std::map<std::pair<int, int>, std::deque<Message>> queues_;
   int waiting_ = 0;
   size_t barriers_ended_ = 0;
+  size_t told_ = 0;
   bool aborted_ = false;
 };
 
@@ -80,11 +95,11 @@ class ThreadControl final : public Control {
   int local_rank() const override { return rank_; }
   int local_size() const override { return size(); }
 
-  void barrier() override { exchange_.barrier(); }
+  void barrier() override { exchange_.barrier(heard_); }
 
   void broadcast(std::vector<std::byte>& data, int root) override {
     if (rank_ != root) {
-      data = exchange_.receive(root, rank_);
+      data = exchange_.receive(root, rank_, heard_);
       return;
     }
     for (int destination = 0; destination < size(); ++destination) {
@@ -98,11 +113,16 @@ class ThreadControl final : public Control {
     exchange_.send(rank_, destination, data);
   }
 
-  std::vector<std::byte> receive(int source) override { return exchange_.receive(source, rank_); }
+  std::vector<std::byte> receive(int source) override {
+    return exchange_.receive(source, rank_, heard_);
+  }
+
+  void tell_progress() override { exchange_.tell_progress(); }
 
  private:
   Exchange& exchange_;
   int rank_;
+  const Heard heard_ = [this] { hear_progress(); };
 };
 
 }  // namespace

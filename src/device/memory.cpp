@@ -7,6 +7,7 @@
 
 #include "pipetrain/device/check.h"
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 namespace {
@@ -26,6 +27,7 @@ std::byte* allocate_on_device(size_t bytes) {
                     bytes / mib, available / mib, total / mib));
   }
   check(status, "cudaMalloc");
+  report_progress();
   return static_cast<std::byte*>(data);
 }
 
@@ -37,6 +39,7 @@ Buffer::Buffer(size_t bytes)
 Buffer::~Buffer() {
   if (data_ != nullptr) {
     report(cudaFree(data_), "cudaFree");
+    report_progress();
   }
 }
 

@@ -7,6 +7,7 @@
 #include "model/philox.h"
 #include "pipetrain/error.h"
 #include "pipetrain/model/parameters.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 
@@ -34,10 +35,15 @@ double uniform(uint32_t a, uint32_t b) {
   return (static_cast<double>(bits) + 0.5) * 0x1p-53;
 }
 
+constexpr size_t values_between_reports = size_t(1) << 18;
+
 std::vector<double> normal_values(size_t count, double deviation, uint64_t name_hash,
                                   uint64_t seed) {
   std::vector<double> values(count);
   for (size_t i = 0; i < count; i += 2) {
+    if (i % values_between_reports == 0) {
+      report_progress();
+    }
     const uint64_t pair = i / 2;
     const auto words =
         philox({low(pair), high(pair), low(name_hash), high(name_hash)}, {low(seed), high(seed)});

@@ -6,6 +6,7 @@
 
 #include "pipetrain/device/check.h"
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 
@@ -43,9 +44,10 @@ void Pool::give_back(int slot) {
 }
 
 void Pool::poison() {
-  if (slots() > 0) {
-    check(cudaMemset(data_, poison_byte, bytes(slots(), slot_bytes_)), "cudaMemset");
+  for (int slot = 0; slot < slots(); ++slot) {
+    check(cudaMemset(data_ + size_t(slot) * slot_bytes_, poison_byte, slot_bytes_), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // cudaMemset may return earlier
+    report_progress();
   }
 }
 

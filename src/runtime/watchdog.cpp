@@ -166,6 +166,13 @@ std::string Watchdog::verdict() const {
   return reason;
 }
 
+void Watchdog::progress() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [text, since] : phases_) {
+    since = Clock::now();
+  }
+}
+
 Watchdog::HostPhase::HostPhase(Watchdog* watchdog, std::string text) : watchdog_(watchdog) {
   if (watchdog_ != nullptr) {
     const std::lock_guard lock(watchdog_->mutex_);
@@ -177,7 +184,22 @@ Watchdog::HostPhase::~HostPhase() {
   if (watchdog_ != nullptr) {
     const std::lock_guard lock(watchdog_->mutex_);
     watchdog_->phases_.pop_back();
+    for (auto& [text, since] : watchdog_->phases_) {  // those around it
+      since = Clock::now();
+    }
   }
+}
+
+SharedProgress::SharedProgress(Watchdog& watchdog, Control& control)
+    : control_(control), own_([&watchdog, &control] {
+        watchdog.progress();
+        control.tell_progress();
+      }) {
+  control_.on_progress([&watchdog] { watchdog.progress(); });
+}
+
+SharedProgress::~SharedProgress() {
+  control_.on_progress(nullptr);
 }
 
 }  // namespace pipetrain

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "pipetrain/progress.h"
 #include "schedule/search_random.h"
 
 namespace pipetrain::schedule {
@@ -14,6 +15,7 @@ using Path = std::vector<Evaluator::Position>;
 // In mean durations of a letter.
 constexpr double kFirstTemperature = 0.12;
 constexpr double kLastTemperature = 0.03;
+constexpr size_t kMovesBetweenReports = 64;  // of progress
 
 struct Move {
   int rank = 0;
@@ -139,6 +141,9 @@ Candidate anneal(const Problem& problem, const Candidate& start, size_t moves, s
   const std::string origin = moved ? start.origin : start.origin + " and moves";
   const double letter_time = mean_duration(problem);
   for (size_t i = 0; i < moves && best.cost.objective > problem.least * (1 + 1e-9); ++i) {
+    if (i % kMovesBetweenReports == 0) {
+      report_progress();
+    }
     const double temperature =
         letter_time * kFirstTemperature *
         std::pow(kLastTemperature / kFirstTemperature, double(i) / double(moves));

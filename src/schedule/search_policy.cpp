@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "pipetrain/progress.h"
 #include "schedule/search_list.h"
 #include "schedule/search_pattern.h"
 #include "schedule/search_random.h"
@@ -219,6 +220,7 @@ std::vector<Candidate> search_policies(const Problem& problem, const std::vector
   Random random(seed);
   ListScheduler scheduler(problem);
   const auto run_policy = [&](const Policy& policy) {
+    report_progress();
     const Cost cost = scheduler.run(policy);
     return Candidate{scheduler.words(), cost, "list scheduling"};
   };

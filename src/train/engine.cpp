@@ -40,6 +40,7 @@ Engine::Engine(const Job& job, Control& control, Watchdog* watchdog)
 
   const Watchdog::HostPhase phase(watchdog,
                                   fmt::format("rank {} connects its channels", control.rank()));
+  control.barrier();  // nobody waits inside NCCL for one that still allocates
   make_groups(control);
   Region step_data(step_memory_);
   const std::shared_ptr<Stream> one_stream =

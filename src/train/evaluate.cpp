@@ -106,6 +106,7 @@ ForwardEngine::ForwardEngine(const Plan& plan, Control& control, Watchdog* watch
   const std::vector<StageLayers> held = held_stages(request, lowered.placement, rank);
   Region region(memory_);
   store_ = std::make_unique<ParameterStore>(request.model, held, request.precision, region);
+  control.barrier();  // nobody waits inside NCCL for one that still allocates
   exchange_ = std::make_unique<Exchange>(
       lowered, plan.grid, control, message_bytes(request.model, request.shape, request.precision),
       region,
@@ -157,6 +158,7 @@ EvaluationReport evaluate(const TrainConfig& config, Control& control,
   const double timeout = config.timeout > 0 ? config.timeout : TrainConfig().timeout;
   Watchdog watchdog(std::chrono::duration<double>(timeout),
                     expire_on(control.rank(), config.data_parallel));
+  const SharedProgress progress(watchdog, control);
   const auto phase = [&](const std::string& what) {
     return Watchdog::HostPhase(&watchdog, fmt::format("rank {} {}", control.rank(), what));
   };

@@ -16,6 +16,7 @@
 #include "pipetrain/device/event.h"
 #include "pipetrain/device/info.h"
 #include "pipetrain/model/stage.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 namespace {
@@ -107,7 +108,12 @@ class Part {
     for (std::array<Event, 7>& events : runs) {
       submit(events);
     }
-    stream_.synchronize();
+    for (const std::array<Event, 7>& events : runs) {
+      for (const Event& event : events) {
+        event.synchronize();
+        report_progress();
+      }
+    }
     const auto pass = [&](size_t first) {
       std::vector<double> times;
       for (size_t run = warm_up_runs; run < runs.size(); ++run) {
@@ -281,6 +287,7 @@ double time_messages(Channel& channel, std::byte* data, size_t bytes) {
     }
     end.record(channel.stream(), {});
     channel.stream().synchronize();
+    report_progress();
     times.push_back(end.milliseconds_since(begin) / messages);
   }
   return least(times);

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 #include "train/mapped_file.h"
 #include "train/output_file.h"
 
@@ -20,7 +21,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t largest_header = 100'000'000;  // as the reference implementation
+constexpr size_t piece_bytes = size_t(1) << 24;  // that are written between two reports of progress
+constexpr size_t largest_header = 100'000'000;   // as the reference implementation
 
 const std::map<std::string, size_t> element_sizes = {
     {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
@@ -224,8 +226,12 @@ void SafetensorsFile::values(const TensorInfo& tensor, size_t first, size_t coun
 }
 
 std::vector<double> SafetensorsFile::values(const TensorInfo& tensor) const {
+  constexpr size_t most = size_t(1) << 20;  // between two reports of progress
   std::vector<double> result(tensor.elements());
-  values(tensor, 0, result.size(), result.data());
+  for (size_t first = 0; first < result.size(); first += most) {
+    values(tensor, first, std::min(most, result.size() - first), result.data() + first);
+    report_progress();
+  }
   return result;
 }
 
@@ -260,7 +266,10 @@ void SafetensorsWriter::write(std::span<const std::byte> data) {
         fmt::format("tensor {} of {} was written with {} bytes", next_, path_, data.size()));
   }
   ++next_;
-  file_->write(data);
+  for (; !data.empty(); data = data.subspan(std::min(piece_bytes, data.size()))) {
+    file_->write(data.first(std::min(piece_bytes, data.size())));
+    report_progress();
+  }
 }
 
 void SafetensorsWriter::finish() {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 #include "train/mapped_file.h"
 
 namespace pipetrain {
@@ -143,6 +144,7 @@ void TokenStream::check_vocabulary(int vocabulary, size_t limit) const {
   const size_t end = std::min(size(), limit);
   for (size_t first = 0; first < end; first += tokens.size()) {
     read(first, std::min(tokens.size(), end - first), vocabulary, tokens.data());
+    report_progress();
   }
 }
 

@@ -72,6 +72,7 @@ class Trainer {
   std::unique_ptr<Log> log_;
   std::unique_ptr<MetricsFile> metrics_;
   std::optional<Watchdog> watchdog_;
+  std::optional<SharedProgress> progress_;
   std::optional<Job> job_;
   std::optional<Engine> engine_;
   std::optional<TrainReport> report_;
@@ -92,6 +93,7 @@ Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control
   const double timeout = config.timeout > 0 ? config.timeout : TrainConfig().timeout;
   watchdog_.emplace(std::chrono::duration<double>(timeout),
                     expire_on(control_.rank(), config.data_parallel));
+  progress_.emplace(*watchdog_, control_);
   prepare(config);
 }
 

@@ -11,13 +11,25 @@
 #include "kernels/types.h"
 #include "pipetrain/device/check.h"
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 #include "train/output_file.h"
 
 namespace pipetrain {
 namespace {
 
+constexpr size_t piece_bytes = size_t(1) << 26;  // that are copied between two reports of progress
+
+void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  for (size_t done = 0; done < bytes; done += piece_bytes) {
+    check(cudaMemcpy(static_cast<std::byte*>(to) + done, static_cast<const std::byte*>(from) + done,
+                     std::min(piece_bytes, bytes - done), kind),
+          "cudaMemcpy");
+    report_progress();
+  }
+}
+
 void upload(std::byte* device, const void* host, size_t bytes) {
-  check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  copy(device, host, bytes, cudaMemcpyHostToDevice);
 }
 
 // The elements of a parameter that this rank can give: of a gradient the whole global batch's.
@@ -85,7 +97,7 @@ std::vector<std::byte> download(const LocalParameter& local, StoredTensor which,
     device = local.master + (elements.first - first) * element_bytes;
   }
   std::vector<std::byte> host(elements.count * element_bytes);
-  check(cudaMemcpy(host.data(), device, host.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  copy(host.data(), device, host.size(), cudaMemcpyDeviceToHost);
   return host;
 }
 
@@ -113,9 +125,7 @@ void set_weights(const ParameterStore& store, Precision precision, const Paramet
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy may outlast its call
   for (int slot = 1; slot < store.versions(); ++slot) {
     const std::span<std::byte> version = store.weights(slot);
-    check(cudaMemcpy(version.data(), store.weights(0).data(), version.size(),
-                     cudaMemcpyDeviceToDevice),
-          "cudaMemcpy");
+    copy(version.data(), store.weights(0).data(), version.size(), cudaMemcpyDeviceToDevice);
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstddef>
+#include <thread>
 #include <vector>
 
 #include "pipetrain/error.h"
@@ -96,6 +98,23 @@ std::string check_equality(Control& control) {
   return "";
 }
 
+// The last rank works, the others wait for it and hear so.
+std::string check_progress(Control& control) {
+  int heard = 0;
+  control.on_progress([&] { ++heard; });
+  const bool works = control.rank() == control.size() - 1;
+  const auto start = std::chrono::steady_clock::now();
+  while (works && std::chrono::steady_clock::now() - start < std::chrono::milliseconds(400)) {
+    control.tell_progress();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  control.barrier();
+  control.on_progress(nullptr);
+  return (heard > 0) == works && control.size() > 1
+             ? fmt::format("rank {} heard {} times of progress", control.rank(), heard)
+             : "";
+}
+
 std::string check_ranks(Control& control) {
   const bool right = control.rank() >= 0 && control.rank() < control.size() &&
                      control.local_rank() == control.rank() &&
@@ -107,7 +126,7 @@ std::string check_ranks(Control& control) {
 
 std::string check_control(Control& control) {
   for (const auto check :
-       {check_ranks, check_broadcast, check_gather, check_ring, check_equality}) {
+       {check_ranks, check_broadcast, check_gather, check_ring, check_equality, check_progress}) {
     const std::string problem = check(control);
     control.barrier();
     if (!problem.empty()) {

@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <future>
+#include <thread>
 
 #include "pipetrain/device/check.h"
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
+#include "support/rank_threads.h"
 
 namespace pipetrain {
 namespace {
@@ -32,6 +36,53 @@ TEST_F(WatchdogTest, NamesThePhaseOfTheHostThatTakesTooLong) {
   const std::string verdict = wait_for_verdict();
   EXPECT_NE(verdict.find("connecting to rank 3"), std::string::npos) << verdict;
   EXPECT_NE(verdict.find("--timeout"), std::string::npos) << verdict;
+}
+
+// Fault: the deadline is one for a whole phase, however much is done in it.
+TEST_F(WatchdogTest, APhaseThatReportsProgressIsNotEndedUntilItStandsStill) {
+  constexpr auto timeout = 1s;
+  Watchdog watchdog(timeout, keep());
+  const ProgressListener listener([&] { watchdog.progress(); });
+  const Watchdog::HostPhase outer(&watchdog, "outer");
+  const Watchdog::HostPhase phase(&watchdog, "setting weights");
+  auto future = verdict_.get_future();
+  for (auto worked = 0ms; worked < 2 * timeout; worked += 20ms) {
+    std::this_thread::sleep_for(20ms);
+    report_progress();
+  }
+  EXPECT_EQ(future.wait_for(0s), std::future_status::timeout);
+  ASSERT_EQ(future.wait_for(20s), std::future_status::ready);
+  EXPECT_NE(future.get().find("setting weights"), std::string::npos);
+}
+
+// Rank 1 waits for rank 0, which works and then stands still.
+TEST(SharedProgress, ARankThatWaitsForOneThatWorksIsNotEndedUntilThatStandsStill) {
+  constexpr auto timeout = 1s;
+  std::atomic<bool> working = true;
+  std::atomic<bool> ended_too_early = false;
+  std::promise<void> ended;
+  test::run_ranks(2, [&](Control& control) {
+    Watchdog watchdog(timeout, [&](const std::string&) {
+      ended_too_early = ended_too_early || working;
+      if (control.rank() == 1) {
+        ended.set_value();
+      }
+    });
+    const SharedProgress progress(watchdog, control);
+    if (control.rank() == 0) {
+      for (auto worked = 0ms; worked < 2 * timeout; worked += 20ms) {
+        std::this_thread::sleep_for(20ms);
+        report_progress();
+      }
+      working = false;
+      EXPECT_EQ(ended.get_future().wait_for(20s), std::future_status::ready);
+      control.barrier();
+    } else {
+      const Watchdog::HostPhase phase(&watchdog, "waiting");
+      control.barrier();
+    }
+  });
+  EXPECT_FALSE(ended_too_early);
 }
 
 TEST_F(WatchdogTest, ReportsWhatTheErrorProbeSays) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "pipetrain/comm/grid.h"
+#include "pipetrain/progress.h"
 #include "tests/support/rank_threads.h"
 #include "tests/train/device_values.h"
 #include "tests/train/temporary.h"
@@ -49,6 +50,33 @@ void export_from(int ranks, const GptConfig& config, Precision precision,
   with_stores(ranks, config, precision, [&](const StoreHolder& holder, Control& control) {
     set_weights(holder.store(), precision, values);
     export_huggingface(directory, config, source, holder.store(), precision, control);
+  });
+}
+
+// Fault: a large tensor takes longer than --timeout, and nothing is heard of it.
+TEST(Weights, SettingAndWritingALargeTensorReportProgressOnTheWay) {
+  constexpr size_t values = size_t(1) << 20;
+  GptConfig config = model();
+  config.vocabulary = int(4 * values / size_t(config.hidden));
+  const TemporaryDirectory directory;
+  with_stores(1, config, Precision::fp32, [&](const StoreHolder& holder, Control& control) {
+    size_t reports = 0;
+    const ProgressListener listener([&] { ++reports; });
+    initial_values(holder.store().table().front(), config, 5);
+    EXPECT_GE(reports, 4u);
+    const auto zeros = [](const Parameter& parameter) {
+      return std::vector<double>(parameter.elements());
+    };
+    reports = 0;
+    set_weights(holder.store(), Precision::fp32, zeros);
+    EXPECT_GE(reports, holder.store().parameters().size());
+    reports = 0;
+    export_huggingface(directory.path(), config, nullptr, holder.store(), Precision::fp32, control);
+    EXPECT_GE(reports, holder.store().parameters().size());
+    const HuggingFaceWeights file(directory.path(), config);
+    reports = 0;
+    file.values(holder.store().table().front());
+    EXPECT_GE(reports, 4u);
   });
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,12 +29,28 @@ class Control {
   virtual void send(std::span<const std::byte> data, int destination) = 0;
   virtual std::vector<std::byte> receive(int source) = 0;
 
+  // Long work of this rank goes on: ranks that wait in one of these calls, or will, hear of it. Not
+  // a collective call, and one that never waits. Called often, it tells others now and then.
+  virtual void tell_progress() = 0;
+  // What is called, on this rank's thread, when another rank has told of progress. Null: nothing.
+  void on_progress(std::function<void()> heard) { heard_ = std::move(heard); }
+
   // One entry per rank, in rank order, on root; empty elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root);
   // Throws UsageError on every rank when `value` differs between ranks; `what` names it.
   void require_equal(const std::string& value, const std::string& what);
   // The text of root, on all ranks.
   std::string broadcast(const std::string& text, int root);
+
+ protected:
+  void hear_progress() const {
+    if (heard_) {
+      heard_();
+    }
+  }
+
+ private:
+  std::function<void()> heard_;
 };
 
 // Initialises MPI (and finalises it when destroyed, unless an exception is in flight: the others

@@ -9,7 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "pipetrain/comm/control.h"
 #include "pipetrain/device/event.h"
+#include "pipetrain/progress.h"
 
 namespace pipetrain {
 
@@ -48,7 +50,11 @@ class Watchdog {
   // Forgets all items and the probe, before what they refer to goes away.
   void clear();
 
-  // A deadline for what the host itself does, connecting say: from construction to destruction.
+  // Work on the host goes on: the deadlines of all host phases begin anew.
+  void progress();
+
+  // A deadline for what the host itself does, connecting say: for each time from construction or
+  // the last progress() to the next one or destruction.
   class HostPhase {
    public:
     HostPhase(Watchdog* watchdog, std::string text);  // null: no deadline
@@ -84,6 +90,21 @@ class Watchdog {
   std::function<std::string()> error_probe_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
+};
+
+// While it lives, what its thread reports (report_progress) and what the other ranks of `control`
+// do begins the deadlines of `watchdog` anew, so that neither a rank that works nor one that waits
+// for it is ended. A rank that stands still tells nobody anything.
+class SharedProgress {
+ public:
+  SharedProgress(Watchdog& watchdog, Control& control);
+  ~SharedProgress();
+  SharedProgress(const SharedProgress&) = delete;
+  SharedProgress& operator=(const SharedProgress&) = delete;
+
+ private:
+  Control& control_;
+  ProgressListener own_;
 };
 
 // Requests that signals leave behind; process-wide.
