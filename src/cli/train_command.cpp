@@ -77,7 +77,9 @@ void add_data_and_output_flags(CLI::App& app, TrainFlags& flags) {
       ->capture_default_str();
 }
 
-int run_train(TrainFlags& flags) {
+int run_train(TrainFlags& flags, const CLI::App& main) {
+  const CLI::Option* file = main.get_config_ptr();
+  flags.config.config_file = file->count() > 0 ? file->as<std::string>() : "";
   flags.finish();
   on_all_ranks(flags.config.timeout, [&](Control& control) {
     const TrainReport report = train(flags.config, control);
@@ -99,7 +101,7 @@ Command add_train(CLI::App& main) {
   add_pipeline_flags(*app, flags->config, flags->precision);
   add_optimizer_flags(*app, *flags);
   add_data_and_output_flags(*app, *flags);
-  return {app, [flags] { return run_train(*flags); }};
+  return {app, [flags, &main] { return run_train(*flags, main); }};
 }
 
 }  // namespace pipetrain

@@ -48,8 +48,8 @@ std::string files_text(const TrainConfig& config) {
 
 std::string train_summary(const TrainConfig& config, const TrainReport& report, bool colour,
                           unsigned cores) {
-  const StepMetrics& first = report.steps.front();
-  const StepMetrics& last = report.steps.back();
+  const StepMetrics& first = report.first;
+  const StepMetrics& last = report.last;
   std::string text = fmt::format("step {} as measured, in milliseconds:\n", last.step);
   text += render_ascii(report.measured, report.schedule, {.colour = colour, .time_unit = "ms"});
   text += "\n" + peaks_text(report);
@@ -64,6 +64,11 @@ std::string train_summary(const TrainConfig& config, const TrainReport& report, 
   }
   text += fmt::format("loss:      {:.4f} in step {}, {:.4f} in step {}\n", first.loss, first.step,
                       last.loss, last.step);
+  if (report.skipped > 0) {
+    text += fmt::format(
+        "skipped:   {} of {} steps, whose loss or gradient was not finite: no weight was changed\n",
+        report.skipped, last.step);
+  }
   if (!report.validations.empty()) {
     const Validation& before = report.validations.front();
     const Validation& after = report.validations.back();

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <string_view>
-
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
@@ -13,15 +11,13 @@
 namespace pipetrain {
 namespace {
 
-constexpr std::string_view csv_prefix = "csv:";
-
 [[noreturn]] void refuse_schedule(const TrainConfig& config, const std::string& problem) {
   throw UsageError(fmt::format("--schedule {}: {}", config.schedule, problem));
 }
 
 // Ranks are those of the job; the file must have them.
 schedule::Schedule read_csv_schedule(const TrainConfig& config, const Grid& grid) {
-  schedule::Schedule schedule = schedule::read_csv(config.schedule.substr(csv_prefix.size()));
+  schedule::Schedule schedule = schedule::read_csv(config.csv_file().value());
   const schedule::Placement& placement = schedule.placement;
   if (placement.ranks() != grid.pipeline) {
     refuse_schedule(config,
@@ -128,8 +124,7 @@ std::vector<std::string> notes_of(const schedule::Schedule& schedule) {
 }  // namespace
 
 schedule::Schedule make_schedule(const TrainConfig& config, const Grid& grid) {
-  return config.schedule.starts_with(csv_prefix) ? csv_schedule(config, grid)
-                                                 : generated_schedule(config, grid);
+  return config.csv_file() ? csv_schedule(config, grid) : generated_schedule(config, grid);
 }
 
 void adopt_updates(JobInputs* inputs, const schedule::Schedule& schedule) {
@@ -157,7 +152,7 @@ void adopt_updates(JobInputs* inputs, const schedule::Schedule& schedule) {
 }
 
 schedule::Placement placement_of(const TrainConfig& config, const Grid& grid) {
-  if (config.schedule.starts_with(csv_prefix)) {
+  if (config.csv_file()) {
     return read_csv_schedule(config, grid).placement;
   }
   TrainConfig accepted = config;

@@ -13,7 +13,9 @@
 
 namespace pipetrain {
 
-OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(path + ".partial") {
+// Of its own for every process, so that runs which write the same file do not disturb each other.
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), temporary_(fmt::format("{}.partial-{}", path, getpid())) {
   file_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) {
     fail("create");
@@ -40,10 +42,14 @@ void OutputFile::write(std::span<const std::byte> data) {
   }
 }
 
-void OutputFile::finish() {
+void OutputFile::complete() {
   if (fsync(file_) != 0) {
     fail("write");
   }
+}
+
+void OutputFile::finish() {
+  complete();
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     fail("rename");
   }

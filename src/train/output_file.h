@@ -18,6 +18,7 @@ class OutputFile {
 
   void write(std::span<const std::byte> data);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  void complete();  // on disk; what is left of finish() takes no more room there
   void finish();
 
  private:

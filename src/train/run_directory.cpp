@@ -21,24 +21,30 @@ namespace fs = std::filesystem;
   throw UsageError(fmt::format("{} {}: {}", flag, path, why));
 }
 
-}  // namespace
-
-void require_writable_directory(const std::string& path, const std::string& flag) {
-  fs::path existing = fs::absolute(path);
+// `given` is what messages name: the directory, or a file in it.
+void require_writable(const fs::path& directory, const std::string& given,
+                      const std::string& flag) {
+  fs::path existing = fs::absolute(directory);
   while (!fs::exists(fs::symlink_status(existing))) {
     existing = existing.parent_path();
   }
   if (!fs::is_directory(existing)) {
-    refuse(flag, path,
+    refuse(flag, given,
            fmt::format("cannot be a directory: {} is something else", existing.string()));
   }
   // The only sure answer, on network and read-only file systems too.
   std::string probe = existing / ".pipetrain-XXXXXX";
   if (mkdtemp(probe.data()) == nullptr) {
-    refuse(flag, path,
+    refuse(flag, given,
            fmt::format("{} cannot be written: {}", existing.string(), std::strerror(errno)));
   }
   rmdir(probe.c_str());
+}
+
+}  // namespace
+
+void require_writable_directory(const std::string& path, const std::string& flag) {
+  require_writable(path, path, flag);
 }
 
 void require_writable_file(const std::string& path, const std::string& flag) {
@@ -49,7 +55,7 @@ void require_writable_file(const std::string& path, const std::string& flag) {
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     refuse(flag, path, "is a device or the like; a file is needed");
   }
-  require_writable_directory(fs::absolute(path).parent_path(), flag);
+  require_writable(fs::absolute(path).parent_path(), path, flag);
 }
 
 void make_directory(const std::string& path, const std::string& flag) {

@@ -4,10 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <filesystem>
 #include <limits>
 
 #include "pipetrain/error.h"
+#include "train/output_paths.h"
 
 namespace pipetrain {
 namespace {
@@ -23,6 +23,16 @@ void require_at_least(double value, double least, const char* flag) {
 void require_above_zero(double value, const char* flag) {
   if (!(value > 0) || !std::isfinite(value)) {
     throw UsageError(fmt::format("{} {}: must be a finite number above 0", flag, value));
+  }
+}
+
+// The optimizer computes in float unless --precision is fp64.
+void require_float(double value, const char* flag) {
+  constexpr double least = std::numeric_limits<float>::min();
+  constexpr double most = std::numeric_limits<float>::max();
+  if (value != 0 && (value < least || value > most)) {
+    throw UsageError(fmt::format("{} {}: must be {:.3g} to {:.3g}, which float holds", flag, value,
+                                 least, most));
   }
 }
 
@@ -122,6 +132,13 @@ void TrainConfig::check() const {
   require_above_zero(epsilon, "--epsilon");
   require_at_least(weight_decay, 0, "--weight-decay");
   require_at_least(grad_clip.value_or(0), 0, "--grad-clip");
+  if (precision != Precision::fp64) {
+    require_float(learning_rate, "--learning-rate");
+    require_float(min_learning_rate, "--min-learning-rate");
+    require_float(epsilon, "--epsilon");
+    require_float(weight_decay, "--weight-decay");
+    require_float(grad_clip.value_or(0), "--grad-clip");
+  }
 
   if (data.empty()) {
     throw UsageError("--data is missing: at least one file is needed");
@@ -133,12 +150,13 @@ void TrainConfig::check() const {
     }
   }
   require_above_zero(timeout, "--timeout");
-  std::error_code absent;
-  if (!export_dir.empty() && std::filesystem::equivalent(export_dir, init, absent)) {
-    throw UsageError(fmt::format(
-        "--export {}: is the directory of --init and would be overwritten; choose another",
-        export_dir));
-  }
+  check_output_paths(*this);
+}
+
+std::optional<std::string> TrainConfig::csv_file() const {
+  constexpr std::string_view prefix = "csv:";
+  return schedule.starts_with(prefix) ? std::optional(schedule.substr(prefix.size()))
+                                      : std::nullopt;
 }
 
 ModelChoice choose_model(const TrainConfig& config, int natural_vocabulary,

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
-#include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -14,14 +15,10 @@
 #include "pipetrain/device/info.h"
 #include "pipetrain/model/flops.h"
 #include "pipetrain/runtime/watchdog.h"
-#include "pipetrain/schedule/csv.h"
-#include "pipetrain/schedule/render.h"
 #include "pipetrain/train/engine.h"
 #include "pipetrain/train/job.h"
-#include "pipetrain/train/log.h"
-#include "pipetrain/train/run_directory.h"
 #include "pipetrain/train/weights.h"
-#include "train/output_file.h"
+#include "train/outputs.h"
 #include "train/start.h"
 
 namespace pipetrain {
@@ -31,10 +28,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto progress_interval = std::chrono::seconds(2);
 
+// What made a NaN decides its sign, which says nothing.
+double without_sign_of_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
 // One run of train() on one rank.
 class Trainer {
  public:
-  Trainer(const TrainConfig& config, Control& control);
+  Trainer(const TrainConfig& config, Control& control, const StepObserver& on_step);
   TrainReport run();
 
  private:
@@ -52,7 +54,6 @@ class Trainer {
   bool leads() const { return control_.rank() == 0; }
   Watchdog* watchdog() { return watchdog_ ? &*watchdog_ : nullptr; }
   void prepare(const TrainConfig& config);
-  void open_outputs(const TrainConfig& config);
   void announce();
   void loop();
   void submit(int64_t step);
@@ -62,18 +63,18 @@ class Trainer {
   bool validates_after(int64_t steps) const;
   void validate(int64_t steps);
   void measure_rest();
+  void note_skipped(const StepMetrics& metrics);
   void publish(int64_t step, const std::vector<double>& busy);
   void gather_trace();
   void write_outputs();
   std::vector<std::vector<std::byte>> gather_by_pipeline_rank(std::span<const std::byte> data);
 
   Control& control_;
-  std::unique_ptr<RunDirectory> run_directory_;
-  std::unique_ptr<Log> log_;
-  std::unique_ptr<MetricsFile> metrics_;
+  const StepObserver& on_step_;
   std::optional<Watchdog> watchdog_;
   std::optional<SharedProgress> progress_;
   std::optional<Job> job_;
+  std::optional<Outputs> outputs_;
   std::optional<Engine> engine_;
   std::optional<TrainReport> report_;
   std::string device_name_;
@@ -88,7 +89,8 @@ class Trainer {
   int64_t busy_sent_ = 0;
 };
 
-Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control) {
+Trainer::Trainer(const TrainConfig& config, Control& control, const StepObserver& on_step)
+    : control_(control), on_step_(on_step) {
   // Also while the ranks agree on whether the flags, --timeout among them, are right.
   const double timeout = config.timeout > 0 ? config.timeout : TrainConfig().timeout;
   watchdog_.emplace(std::chrono::duration<double>(timeout),
@@ -100,45 +102,7 @@ Trainer::Trainer(const TrainConfig& config, Control& control) : control_(control
 void Trainer::prepare(const TrainConfig& config) {
   job_.emplace(plan_job(config, control_, watchdog()));
   const Watchdog::HostPhase phase = host_phase("opens its files and waits for the others");
-  agree(control_, [&] {
-    if (leads()) {
-      open_outputs(config);
-    } else {
-      log_ = std::make_unique<Log>("", Log::Terminal::off);
-    }
-  });
-}
-
-// Nothing is created before all of it is known to be possible.
-void Trainer::open_outputs(const TrainConfig& config) {
-  struct Output {
-    const char* flag;
-    std::string path;
-    bool file;
-  };
-  std::vector<Output> outputs;
-  for (const Output& output : {Output{"--trace", config.trace, true},
-                               Output{"--dump-gradients", config.dump_gradients, true},
-                               Output{"--export", config.export_dir, false}}) {
-    if (!output.path.empty()) {
-      (output.file ? require_writable_file : require_writable_directory)(output.path, output.flag);
-      outputs.push_back(output);
-    }
-  }
-  if (!config.run_dir.empty()) {
-    run_directory_ = std::make_unique<RunDirectory>(config.run_dir);
-    metrics_ = std::make_unique<MetricsFile>(run_directory_->metrics_file());
-    if (config.schedule == "auto") {
-      OutputFile plan(run_directory_->plan_file());
-      plan.write(to_csv(job_->schedule));
-      plan.finish();
-    }
-  }
-  for (const Output& output : outputs) {
-    const std::filesystem::path path = std::filesystem::absolute(output.path);
-    make_directory(output.file ? path.parent_path() : path, output.flag);
-  }
-  log_ = std::make_unique<Log>(run_directory_ ? run_directory_->log_file() : "");
+  agree(control_, [&] { outputs_.emplace(*job_, leads()); });
 }
 
 std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(
@@ -156,8 +120,8 @@ void Trainer::announce() {
   const DeviceInfo device = device_info(control_.local_rank() % device_count());
   device_name_ = device.emulated ? "host" : "cuda";
   peak_flops_ = dense_bf16_peak_flops(device.name);
-  log_job(*job_, device.name, *log_);
-  log_budgets(job_->budget, control_, *log_);
+  log_job(*job_, device.name, outputs_->log());
+  log_budgets(job_->budget, control_, outputs_->log());
 }
 
 TrainReport Trainer::run() {
@@ -167,7 +131,9 @@ TrainReport Trainer::run() {
     const Watchdog::HostPhase phase = host_phase("sets its weights and waits for the others");
     agree(control_, [&] { engine_->set_initial_weights(); });
   }
-  report_.emplace(TrainReport{.steps = {},
+  report_.emplace(TrainReport{.first = {},
+                              .last = {},
+                              .skipped = 0,
                               .peaks = {},
                               .budget = job_->budget,
                               .schedule = job_->schedule,
@@ -222,9 +188,9 @@ void Trainer::submit(int64_t step) {
   const bool known = busy_sent_ < finished_;
   const double busy = known ? unmeasured_.at(busy_sent_).busy : 0;
   busy_of_[step] = known ? busy_sent_++ : -1;
-  engine_->submit(
-      step,
-      {.learning_rate = job_->config.rate().at(step), .stop = stop_requested(), .busy = busy});
+  engine_->submit(step, {.learning_rate = job_->config.rate().at(step),
+                         .stop = stop_requested() || outputs_->failed(),
+                         .busy = busy});
 }
 
 void Trainer::finish_until(int64_t step) {
@@ -239,8 +205,8 @@ void Trainer::finish(int64_t step) {
   const RankTrace trace = engine_->trace(step);
   StepMetrics metrics;
   metrics.step = step + 1;
-  metrics.loss = result.loss;
-  metrics.grad_norm = result.grad_norm;
+  metrics.loss = without_sign_of_nan(result.loss);
+  metrics.grad_norm = without_sign_of_nan(result.grad_norm);
   metrics.skipped = result.skipped;
   metrics.learning_rate = job_->config.rate().at(step);
   metrics.tokens = int64_t(job_->batch.tokens_per_step());
@@ -289,10 +255,11 @@ void Trainer::validate(int64_t steps) {
   if (evaluator == nullptr) {
     return;
   }
-  const EvaluationResult result = evaluator->run(control_, *log_);
-  log_->info(fmt::format("validation loss {:.4f} {}: {} tokens in {:.1f} s", result.loss,
-                         steps == 0 ? "before step 1" : fmt::format("after step {}", steps),
-                         result.targets, result.seconds));
+  const EvaluationResult result = evaluator->run(control_, outputs_->log());
+  outputs_->log().info(
+      fmt::format("validation loss {:.4f} {}: {} tokens in {:.1f} s", result.loss,
+                  steps == 0 ? "before step 1" : fmt::format("after step {}", steps),
+                  result.targets, result.seconds));
   report_->validations.push_back({steps, result});
   if (steps > 0) {
     unmeasured_.at(steps - 1).metrics.validation_loss = result.loss;
@@ -331,18 +298,37 @@ void Trainer::publish(int64_t step, const std::vector<double>& busy) {
     metrics.peak_activations.push_back(peak.measured_slots);
     metrics.activation_cap.push_back(peak.cap_slots);
   }
-  if (metrics_) {
-    metrics_->write(metrics);
+  outputs_->write_metrics(metrics);
+  if (metrics.skipped) {
+    report_->skipped += 1;
+    note_skipped(metrics);
   }
   const Clock::time_point now = Clock::now();
   const bool last = metrics.step == job_->config.steps;
   if (metrics.step == 1 || last || now - last_progress_ > progress_interval) {
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const double left = elapsed / double(metrics.step) * double(job_->config.steps - metrics.step);
-    log_->info(progress_line(metrics, job_->config.steps, left));
+    outputs_->log().info(progress_line(metrics, job_->config.steps, left));
     last_progress_ = now;
   }
-  report_->steps.push_back(std::move(metrics));
+  if (on_step_) {
+    on_step_(metrics);
+  }
+  if (metrics.step == 1) {
+    report_->first = metrics;
+  }
+  report_->last = std::move(metrics);
+}
+
+// The first ones; the summary counts all.
+void Trainer::note_skipped(const StepMetrics& metrics) {
+  constexpr int64_t most = 10;
+  if (report_->skipped <= most) {
+    outputs_->log().warning(
+        fmt::format("step {}: loss {} or gradient norm {} is not finite, no weight was changed{}",
+                    metrics.step, metrics.loss, metrics.grad_norm,
+                    report_->skipped == most ? "; more of these are only counted" : ""));
+  }
 }
 
 void Trainer::gather_trace() {
@@ -358,25 +344,25 @@ void Trainer::gather_trace() {
   report_->measured = measured_step(ranks, job_->planned);
 }
 
+// The weights first: they cost most.
 void Trainer::write_outputs() {
   const Watchdog::HostPhase phase = host_phase("writes the results and waits for the others");
   const TrainConfig& config = job_->config;
-  if (leads() && !config.trace.empty()) {
-    OutputFile file(config.trace);
-    file.write(render_chrome_trace(report_->measured, job_->schedule, {.time_unit = "ms"}));
-    file.finish();
-  }
   if (!config.export_dir.empty()) {
     const HuggingFaceConfig* source = job_->model.source ? &*job_->model.source : nullptr;
     export_huggingface(config.export_dir, job_->model.config, source, engine_->parameters(),
                        config.precision, control_);
   }
+  if (leads()) {
+    outputs_->write_trace(report_->measured);
+    outputs_->require_complete();
+  }
 }
 
 }  // namespace
 
-TrainReport train(const TrainConfig& config, Control& control) {
-  return Trainer(config, control).run();
+TrainReport train(const TrainConfig& config, Control& control, const StepObserver& on_step) {
+  return Trainer(config, control, on_step).run();
 }
 
 }  // namespace pipetrain

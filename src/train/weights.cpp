@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "kernels/types.h"
@@ -179,15 +180,20 @@ void write_tensors(const std::string& path, StoredTensor which, const ParameterS
 void export_huggingface(const std::string& directory, const GptConfig& config,
                         const HuggingFaceConfig* source, const ParameterStore& store,
                         Precision precision, Control& control) {
+  // Both files are complete before one takes its name: a model that lay there stays whole if not.
+  std::optional<OutputFile> file;
   if (control.rank() == 0) {
-    OutputFile file(directory + "/config.json");
-    file.write(exported_config(config, source));
-    file.finish();
+    file.emplace(directory + "/config.json");
+    file->write(exported_config(config, source));
+    file->complete();
   }
   // Hugging Face reads names without the prefix as the transformer alone: fine for a tied head,
   // which follows from it, an error for one of its own.
   write_tensors(directory + "/model.safetensors", StoredTensor::master, store, precision, control,
                 config.tied_head ? "" : "transformer.");
+  if (file) {
+    file->finish();
+  }
 }
 
 }  // namespace pipetrain

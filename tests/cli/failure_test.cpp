@@ -185,17 +185,19 @@ TEST(Failure, ASecondRunInTheSameDirectoryIsRefusedAndTheFirstGoesOn) {
   EXPECT_EQ(steps.back()["step"], steps.size());
 }
 
-// A rank that cannot go on leaves, though its peers wait for it.
-TEST(Failure, AFullDiskEndsTheJobWithItsReason) {
+// What was learned so far is not lost with the disk of the metrics.
+TEST(Failure, AFullDiskEndsTheJobWithItsReasonAndAnExport) {
   const TemporaryDirectory directory;
   write_text(directory, "text", 4000);
   std::filesystem::create_directory(directory.file("run"));
   std::filesystem::create_symlink("/dev/full", directory.file("run/metrics.jsonl"));
-  const Result result =
-      Process(on_ranks(2, endless_training("--run-dir run")), directory.path(), mpi_environment())
-          .wait();
+  const Result result = Process(on_ranks(2, endless_training("--run-dir run --export model")),
+                                directory.path(), mpi_environment())
+                            .wait();
   EXPECT_EQ(result.code, 1) << result.err;
-  EXPECT_TRUE(any_holds(error_lines(result), {"metrics.jsonl", "disk full"})) << result.err;
+  EXPECT_TRUE(any_holds(error_lines(result), {"metrics.jsonl", "disk full", "from step 1 on"}))
+      << result.err;
+  EXPECT_TRUE(std::filesystem::exists(directory.file("model/model.safetensors")));
 }
 
 // Sends `number` to a rank of the job and requires that all ranks end. One that is stopped after

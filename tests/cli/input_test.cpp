@@ -155,6 +155,38 @@ TEST(Input, OutputsThatCannotBeWrittenAreRefusedBeforeAnyIsCreated) {
       directory);
 }
 
+// A file that a run writes is none that it reads, whatever it is called, and none that it writes
+// twice.
+TEST(Input, OutputsInTheWayOfInputsOrOfEachOtherAreRefused) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  write_text(directory, "other", 4000);
+  write_file(directory.file("c.toml"), "steps = 1\n");
+  write_file(directory.file("plan.csv"), "0F0,0B0,0F1,0B1\n");
+  std::filesystem::copy(fixture, directory.file("model"));
+  std::filesystem::create_symlink("text", directory.file("link"));
+  std::filesystem::create_directories(directory.file("odd/config.json"));
+  const std::string init = "--steps 1 --data text --init model ";
+  const std::string train = tiny_model + "--steps 1 --data text --microbatches 2 ";
+  expect_all_refused(
+      {
+          {train + "--trace text", 2, {"--trace text", "--data text reads"}},
+          {train + "--dump-gradients ./text", 2, {"--dump-gradients ./text", "--data text"}},
+          {train + "--trace link", 2, {"--trace link", "--data text reads"}},
+          {train + "--validation other --trace other", 2, {"--validation other reads"}},
+          {train + "--config c.toml --trace c.toml", 2, {"--config c.toml reads"}},
+          {train + "--schedule csv:plan.csv --trace plan.csv", 2, {"--schedule csv:plan.csv"}},
+          {init + "--export model", 2, {"--export model", "--init model reads"}},
+          {init + "--dump-gradients model/model.safetensors", 2, {"--init model reads"}},
+          {train + "--run-dir rd --trace rd/metrics.jsonl", 2, {"--trace rd/metrics.jsonl"}},
+          {train + "--run-dir rd --trace ./rd/log.txt", 2, {"--trace ./rd/log.txt"}},
+          {train + "--trace g --dump-gradients ./g", 2, {"--dump-gradients ./g", "--trace g"}},
+          {train + "--export e --trace e/config.json", 2, {"--export e", "--trace"}},
+          {train + "--export odd", 2, {"--export odd/config.json", "directory"}},
+      },
+      directory);
+}
+
 // Ranks find the same error; one of them says it.
 TEST(Input, AJobReportsAnErrorOnce) {
   const TemporaryDirectory directory;

@@ -65,6 +65,22 @@ TEST(OddSizes, ASplitBackwardThatComputesAllAgain) {
                              "--vocab-size 300"});
 }
 
+// A step that changes nothing is not passed over in silence.
+TEST(Training, StepsWithoutAnUpdateAreWarnedOfAndCounted) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 5000);
+  const Result result =
+      run_pipetrain("train --data text --steps 14 --learning-rate 1e30 --run-dir run " + tiny_model,
+                    directory.path());
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_PRED2(contains, result.out, "skipped:   13 of 14 steps");
+  EXPECT_EQ(result.out.find("-nan"), std::string::npos);
+  const std::string log = read_file(directory.file("run/log.txt"));
+  EXPECT_PRED2(contains, log, "step 2: loss nan");
+  EXPECT_PRED2(contains, log, "step 11: loss nan");
+  EXPECT_EQ(log.find("step 12: loss"), std::string::npos);
+}
+
 TEST(SweepOddSizes, EveryScheduleEqualsOneRank) {
   const std::string small = "--sequence-length 3 --microbatch-size 1 --vocab-size 257 ";
   for (const int ranks : {2, 3, 4}) {

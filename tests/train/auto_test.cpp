@@ -60,7 +60,7 @@ TEST_F(Auto, HasTheBitsOfOneDeviceOnAnyNumberOfRanks) {
       const TrainReport& report = training.reports.front();
       EXPECT_EQ(report.schedule.name, "auto");
       EXPECT_TRUE(report.profiled);
-      EXPECT_EQ(report.steps.front().bubble_planned, report.planned.bubble_fraction());
+      EXPECT_EQ(report.first.bubble_planned, report.planned.bubble_fraction());
     }
   }
 }

@@ -149,12 +149,13 @@ TEST_F(Evaluate, ARunWithValidationHasTheLossesGradientsAndWeightsOfOneWithout) 
       EXPECT_EQ(validation.result.targets, 3u * 2 * 32);
     }
     EXPECT_EQ(steps, (std::vector<int64_t>{0, 2, 4, 5}));
-    EXPECT_FALSE(report.steps[0].validation_loss);
-    EXPECT_EQ(report.steps[1].validation_loss, report.validations[1].result.loss);
-    EXPECT_FALSE(report.steps[2].validation_loss);
-    EXPECT_EQ(report.steps[3].validation_loss, report.validations[2].result.loss);
-    EXPECT_EQ(report.steps[4].validation_loss, report.validations[3].result.loss);
   }
+  const std::vector<Validation>& validations = with.reports[0].validations;
+  EXPECT_FALSE(with.steps[0].validation_loss);
+  EXPECT_EQ(with.steps[1].validation_loss, validations[1].result.loss);
+  EXPECT_FALSE(with.steps[2].validation_loss);
+  EXPECT_EQ(with.steps[3].validation_loss, validations[2].result.loss);
+  EXPECT_EQ(with.steps[4].validation_loss, validations[3].result.loss);
 }
 
 // The time of a step is its own, not that of the evaluation before or after it.
@@ -167,7 +168,7 @@ TEST_F(Evaluate, StepTimesDoNotHoldTheEvaluation) {
   config.validation_every = 1;
   config.validation_batches = 60;
   const Training training = test::train_on_threads(config, 1);
-  for (const StepMetrics& step : training.reports[0].steps) {
+  for (const StepMetrics& step : training.steps) {
     const double evaluation = training.reports[0].validations[size_t(step.step)].result.seconds;
     EXPECT_LT(step.step_seconds, evaluation / 2) << "step " << step.step;
   }

@@ -55,6 +55,8 @@ TEST(TrainConfig, ValuesOutOfRangeAreRefusedByTheirFlag) {
       {"--beta2 -0.1", [](auto& c) { c.beta2 = -0.1; }},
       {"--beta2 nan", [](auto& c) { c.beta2 = NAN; }},
       {"--epsilon 0", [](auto& c) { c.epsilon = 0; }},
+      {"--epsilon 1e-60", [](auto& c) { c.epsilon = 1e-60; }},  // 0 in float
+      {"--learning-rate 1e+39", [](auto& c) { c.learning_rate = 1e39; }},
       {"--weight-decay -0.1", [](auto& c) { c.weight_decay = -0.1; }},
       {"--grad-clip nan", [](auto& c) { c.grad_clip = NAN; }},
       {"--data is missing", [](auto& c) { c.data.clear(); }},

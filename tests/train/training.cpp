@@ -9,7 +9,7 @@ namespace pipetrain::test {
 
 std::vector<double> Training::losses() const {
   std::vector<double> losses;
-  for (const StepMetrics& step : reports.front().steps) {
+  for (const StepMetrics& step : steps) {
     losses.push_back(step.loss);
   }
   return losses;
@@ -17,7 +17,7 @@ std::vector<double> Training::losses() const {
 
 std::vector<double> Training::norms() const {
   std::vector<double> norms;
-  for (const StepMetrics& step : reports.front().steps) {
+  for (const StepMetrics& step : steps) {
     norms.push_back(step.grad_norm);
   }
   return norms;
@@ -43,10 +43,15 @@ Training train_on_threads(TrainConfig config, int ranks) {
   config.dump_gradients = gradients ? directory.file("gradients.safetensors") : "";
   config.export_dir = directory.file("export");
   std::vector<std::optional<TrainReport>> reports(static_cast<size_t>(ranks));
-  run_ranks(ranks, [&](Control& control) {
-    reports[size_t(control.rank())].emplace(train(config, control));
-  });
   Training result;
+  run_ranks(ranks, [&](Control& control) {
+    const auto keep = [&](const StepMetrics& metrics) {
+      if (control.rank() == 0) {
+        result.steps.push_back(metrics);
+      }
+    };
+    reports[size_t(control.rank())].emplace(train(config, control, keep));
+  });
   for (std::optional<TrainReport>& report : reports) {
     result.reports.push_back(std::move(*report));
   }

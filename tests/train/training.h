@@ -10,6 +10,7 @@ namespace pipetrain::test {
 // What a run left behind.
 struct Training {
   std::vector<TrainReport> reports;  // per rank
+  std::vector<StepMetrics> steps;    // of rank 0
   std::string gradients;             // the bytes of --dump-gradients
   std::string weights;               // the bytes of model.safetensors of --export
 

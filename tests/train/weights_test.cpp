@@ -1,13 +1,18 @@
 #include "pipetrain/train/weights.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <csignal>
+#include <filesystem>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "pipetrain/comm/grid.h"
+#include "pipetrain/error.h"
 #include "pipetrain/progress.h"
 #include "tests/support/rank_threads.h"
 #include "tests/train/device_values.h"
@@ -116,6 +121,27 @@ TEST(Weights, ImportThenExportKeepsEveryBit) {
     EXPECT_EQ(nlohmann::json::parse(read_file(name + "/config.json")),
               nlohmann::json::parse(source.json));
   }
+}
+
+// Fault 38: a save that fails takes the last good one with it.
+TEST(Weights, AnExportThatFailsLeavesTheModelBeforeIt) {
+  const TemporaryDirectory directory;
+  export_from(1, model(), Precision::fp32, initial(model()), directory.path());
+  const std::string config = read_file(directory.file("config.json"));
+  const std::string weights = read_file(directory.file("model.safetensors"));
+  GptConfig wider = model();
+  wider.hidden *= 2;
+  rlimit before{};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {weights.size(), before.rlim_max};  // room for config.json alone
+  setrlimit(RLIMIT_FSIZE, &small);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  EXPECT_THROW(export_from(1, wider, Precision::fp32, initial(wider), directory.path()), Error);
+  std::signal(SIGXFSZ, handler);
+  setrlimit(RLIMIT_FSIZE, &before);
+  EXPECT_EQ(read_file(directory.file("config.json")), config);
+  EXPECT_TRUE(read_file(directory.file("model.safetensors")) == weights);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 2);
 }
 
 TEST(Weights, UntiedHeadIsExportedAndReadBack) {

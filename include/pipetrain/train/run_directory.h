@@ -16,9 +16,12 @@ class RunDirectory {
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;
 
-  std::string metrics_file() const { return path_ + "/metrics.jsonl"; }
-  std::string log_file() const { return path_ + "/log.txt"; }
-  std::string plan_file() const { return path_ + "/plan.csv"; }  // for --schedule csv:FILE
+  static constexpr const char* metrics = "/metrics.jsonl";
+  static constexpr const char* log = "/log.txt";
+  static constexpr const char* plan = "/plan.csv";  // for --schedule csv:FILE
+  std::string metrics_file() const { return path_ + metrics; }
+  std::string log_file() const { return path_ + log; }
+  std::string plan_file() const { return path_ + plan; }
 
  private:
   std::string path_;

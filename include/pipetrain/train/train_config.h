@@ -58,6 +58,8 @@ struct TrainConfig {
   std::optional<int64_t> validation_every;    // steps; always before the first and after the last
   std::optional<int64_t> validation_batches;  // at most so many micro-batches; default: all
 
+  std::string config_file;  // --config, where all this may stand; read by who parses the flags
+
   // output; an empty name: not written
   std::string run_dir;
   std::string trace;
@@ -67,6 +69,8 @@ struct TrainConfig {
 
   // Throws UsageError that names the flag for values that are wrong whatever the files hold.
   void check() const;
+  // FILE of --schedule csv:FILE; nothing for another schedule.
+  std::optional<std::string> csv_file() const;
   // Planning takes times of the devices.
   bool needs_profile() const { return schedule == "auto" || balance == "measured"; }
 

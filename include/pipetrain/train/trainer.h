@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,9 @@ struct Validation {
 
 // What a run has done; the same on all ranks but for budget.
 struct TrainReport {
-  std::vector<StepMetrics> steps;
+  StepMetrics first;
+  StepMetrics last;
+  int64_t skipped = 0;                 // steps whose loss or gradient was not finite
   std::vector<PeakActivations> peaks;  // per pipeline rank
   Budget budget;                       // of this rank
   schedule::Schedule schedule;
@@ -41,9 +44,13 @@ struct TrainReport {
   bool stopped = false;  // by SIGUSR1, before the last step
 };
 
+// Is told of every step, in order.
+using StepObserver = std::function<void(const StepMetrics&)>;
+
 // Trains. Collective over the job; every rank needs its own device when ranks are threads. Wrong
 // input is an Error on all ranks before anything is allocated. A rank that makes no progress for
 // `config.timeout` ends the process with exit code 4.
-TrainReport train(const TrainConfig& config, Control& control);
+TrainReport train(const TrainConfig& config, Control& control,
+                  const StepObserver& on_step = nullptr);
 
 }  // namespace pipetrain

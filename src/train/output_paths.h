@@ -1,0 +1,11 @@
+#pragma once
+
+#include "pipetrain/train/train_config.h"
+
+namespace pipetrain {
+
+// Throws UsageError that names both flags where a file that a run writes is one that it reads, or
+// one that it writes for another flag too.
+void check_output_paths(const TrainConfig& config);
+
+}  // namespace pipetrain
