@@ -29,8 +29,7 @@ void require_writable(const fs::path& directory, const std::string& given,
     existing = existing.parent_path();
   }
   if (!fs::is_directory(existing)) {
-    refuse(flag, given,
-           fmt::format("cannot be a directory: {} is something else", existing.string()));
+    refuse(flag, given, fmt::format("{} is no directory", existing.string()));
   }
   // The only sure answer, on network and read-only file systems too.
   std::string probe = existing / ".pipetrain-XXXXXX";
