@@ -203,9 +203,9 @@ void Bench::run_model(const std::string& name) {
 
 // Runs the steps, each from a common start.
 Samples Bench::measure(BenchSubject& subject, int replicas, int warm_up) {
-  const Watchdog::HostPhase phase = host_phase("runs its steps and waits for the others");
   Samples samples;
   const auto gather = [&](std::span<const std::byte> data) {
+    const Watchdog::HostPhase phase = host_phase("waits for the measurements of all ranks");
     std::vector<std::vector<std::byte>> of_pipeline_ranks;
     std::vector<std::vector<std::byte>> all = control_.gather(data, 0);
     for (size_t rank = 0; rank < all.size(); rank += size_t(replicas)) {
@@ -214,11 +214,13 @@ Samples Bench::measure(BenchSubject& subject, int replicas, int warm_up) {
     return of_pipeline_ranks;
   };
   for (int64_t step = 0; step < warm_up + options_.repeat; ++step) {
-    subject.set_clock();
-    control_.barrier();
-    subject.submit(step);
+    {
+      const Watchdog::HostPhase phase = host_phase("waits for all ranks before a step");
+      subject.set_clock();
+      control_.barrier();
+    }
+    subject.submit(step);  // from here on the watchdog knows what is not finished
     const RankTrace trace = subject.wait(step);
-    report_progress();
     std::vector<RankTrace> traces;
     for (const std::vector<std::byte>& bytes : gather(serialize(trace))) {
       traces.push_back(deserialize_trace(bytes));

@@ -58,7 +58,8 @@ std::string to_table(const std::vector<BenchResult>& results, const BenchOptions
   }
   text += fmt::format("device: {}", first.device);
   if (first.device == "host") {
-    text += fmt::format(" (emulated; {} ranks on {} cores)", first.ranks, cores);
+    text += fmt::format(" (emulated; {} ranks on {} cores)",
+                        first.ranks * options.train.data_parallel, cores);
   }
   return text + "\n";
 }

@@ -57,17 +57,17 @@ std::string train_summary(const TrainConfig& config, const TrainReport& report, 
       fmt::format("bubble:    {:.1f}% measured, {:.1f}% planned at {}\n",
                   100 * report.measured.bubble_fraction(), 100 * report.planned.bubble_fraction(),
                   report.profiled ? "the profile's times" : "equal times of F, B and W");
-  if (last.device == "host" && size_t(cores) < report.peaks.size()) {
-    text +=
-        fmt::format("           {} ranks share {} cores here, so they cannot run side by side\n",
-                    report.peaks.size(), cores);
+  const size_t ranks = report.peaks.size() * size_t(config.data_parallel);
+  if (last.device == "host" && size_t(cores) < ranks) {
+    text += fmt::format(
+        "           {} ranks share {} cores here, so they cannot run side by side\n", ranks, cores);
   }
   text += fmt::format("loss:      {:.4f} in step {}, {:.4f} in step {}\n", first.loss, first.step,
                       last.loss, last.step);
   if (report.skipped > 0) {
-    text += fmt::format(
-        "skipped:   {} of {} steps, whose loss or gradient was not finite: no weight was changed\n",
-        report.skipped, last.step);
+    text +=
+        fmt::format("skipped:   updates in {} of {} steps, whose loss or gradient was not finite\n",
+                    report.skipped, last.step);
   }
   if (!report.validations.empty()) {
     const Validation& before = report.validations.front();

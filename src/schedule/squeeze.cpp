@@ -12,7 +12,17 @@ namespace pipetrain::schedule {
 namespace {
 
 constexpr double never = std::numeric_limits<double>::infinity();
-constexpr double tolerance = 1e-9;
+
+// Below this two times are the same: rounding of sums of durations.
+double tolerance_for(const Schedule& schedule, const Durations& durations) {
+  double longest = 0;
+  for (int rank = 0; rank < int(schedule.ranks.size()); ++rank) {
+    for (const Kind kind : {Kind::forward, Kind::backward_input, Kind::backward_weight}) {
+      longest = std::max(longest, durations.of(rank, kind));
+    }
+  }
+  return 1e-9 * longest;
+}
 
 using Event = std::pair<double, int>;  // time, rank
 using Events = std::priority_queue<Event, std::vector<Event>, std::greater<Event>>;
@@ -70,6 +80,7 @@ class GapFiller {
       : schedule_(schedule),
         durations_(durations),
         latency_(latency),
+        tolerance_(tolerance_for(schedule, durations)),
         ends_(schedule_.placement),
         ranks_(schedule.ranks.size()) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -96,7 +107,7 @@ class GapFiller {
         continue;
       }
       const double start = start_of(list[state.next], rank, time);
-      if (start > time + tolerance && move_into_gap(rank, time, start)) {
+      if (start > time + tolerance_ && move_into_gap(rank, time, start)) {
         forget_ahead();
       } else {
         run_ahead(rank, state.next);
@@ -185,8 +196,9 @@ class GapFiller {
       if (std::find(seen.begin(), seen.end(), own) == seen.end()) {
         seen.push_back(own);
         const bool room = action.kind != Kind::forward || most_live < state.peak;
-        if (room &&
-            start_of(action, rank, time) + durations_.of(rank, action.kind) <= end + tolerance) {
+        // What needs an entry that it would pass starts at `end` or later, however short it is.
+        const double start = start_of(action, rank, time);
+        if (room && start < end && start + durations_.of(rank, action.kind) <= end + tolerance_) {
           forget_ahead();
           std::rotate(list.begin() + state.next, list.begin() + i, list.begin() + i + 1);
           count_live(rank, state.next, i + 1);
@@ -201,6 +213,7 @@ class GapFiller {
   Schedule schedule_;
   const Durations& durations_;
   double latency_;
+  double tolerance_;
   Ends ends_;
   std::vector<RankState> ranks_;
 };
@@ -212,6 +225,7 @@ class CoolDown {
       : schedule_(schedule),
         durations_(durations),
         latency_(latency),
+        tolerance_(tolerance_for(schedule, durations)),
         ends_(schedule_.placement),
         left_(schedule.ranks),
         free_(schedule.ranks.size(), 0),
@@ -238,12 +252,12 @@ class CoolDown {
         continue;
       }
       const int chosen =
-          next_[rank] <= last_forward_[rank] ? next_[rank] : choose(rank, time + tolerance);
+          next_[rank] <= last_forward_[rank] ? next_[rank] : choose(rank, time + tolerance_);
       if (chosen < 0) {
         continue;
       }
       const double ready = ready_at(left_[rank][chosen], rank);
-      if (ready <= time + tolerance) {
+      if (ready <= time + tolerance_) {
         start(rank, chosen, time);
       } else if (ready < never) {
         events_.push({ready, rank});
@@ -306,6 +320,7 @@ class CoolDown {
   Schedule schedule_;
   const Durations& durations_;
   double latency_;
+  double tolerance_;
   Ends ends_;
   std::vector<std::vector<Action>> left_;  // entries before next_ have been started
   std::vector<double> free_;

@@ -48,7 +48,7 @@ std::string to_json(const StepMetrics& metrics) {
   line["device"] = metrics.device;
   if (metrics.skipped) {
     line["note"] =
-        fmt::format("no update: loss {}, gradient norm {}", metrics.loss, metrics.grad_norm);
+        fmt::format("update skipped: loss {}, gradient norm {}", metrics.loss, metrics.grad_norm);
   }
   return line.dump();
 }
@@ -73,7 +73,7 @@ std::string progress_line(const StepMetrics& metrics, int64_t steps, double seco
       metrics.step, width, steps, metrics.loss, metrics.grad_norm,
       thousands(metrics.tokens_per_second), percent(metrics.bubble_measured),
       percent(metrics.bubble_planned), duration(seconds_left),
-      metrics.skipped ? "  no update: not finite" : "");
+      metrics.skipped ? "  update skipped: not finite" : "");
 }
 
 std::string duration(double seconds) {

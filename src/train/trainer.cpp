@@ -325,7 +325,7 @@ void Trainer::note_skipped(const StepMetrics& metrics) {
   constexpr int64_t most = 10;
   if (report_->skipped <= most) {
     outputs_->log().warning(
-        fmt::format("step {}: loss {} or gradient norm {} is not finite, no weight was changed{}",
+        fmt::format("step {}: loss {} or gradient norm {} is not finite, update skipped{}",
                     metrics.step, metrics.loss, metrics.grad_norm,
                     report_->skipped == most ? "; more of these are only counted" : ""));
   }

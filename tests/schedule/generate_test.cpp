@@ -119,6 +119,46 @@ TEST(Generate, InterleavedWithOneGroupFinishesForAnyNumberOfMicrobatches) {
   }
 }
 
+// Computations that take no time neither end before what they need nor fill gaps for ever.
+TEST(Generate, FillsGapsForTimesOfZeroToo) {
+  const std::vector<std::vector<double>> lists = {{0},          {1},    {1, 0, 1, 1}, {0, 1, 1, 1},
+                                                  {1, 1, 1, 0}, {1e-9}, {0, 0, 1, 0}};
+  for (const char* name : {"v-half", "v-min"}) {
+    for (const int m : {1, 3, 8}) {
+      for (const auto& forward : lists) {
+        for (const auto& input : lists) {
+          for (const auto& weight : lists) {
+            Request asked = request(name, 4, m);
+            asked.costs.forward = forward;
+            asked.costs.backward_input = input;
+            asked.costs.backward_weight = weight;
+            EXPECT_NO_THROW(validate(generate(asked))) << name << " m=" << m;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Generate, IsTheSameForTimesInAnyUnit) {
+  for (const char* name : {"v-half", "v-min"}) {
+    const auto lists = [&](double unit) {
+      Request asked = request(name, 4, 8);
+      asked.costs = times(unit, unit, unit, unit / 4);
+      const Schedule schedule = generate(asked);
+      std::string text;
+      for (int rank = 0; rank < 4; ++rank) {
+        text += list_of(schedule, rank);
+      }
+      return text;
+    };
+    const std::string expected = lists(1);
+    for (const double unit : {0x1p-40, 0x1p-20, 0x1p30}) {  // powers of two: exact
+      EXPECT_EQ(lists(unit), expected) << name << " in units of " << unit;
+    }
+  }
+}
+
 TEST(ForwardOnly, KeepsTheForwardsOfASchedule) {
   const Schedule forwards = forwards_of(generate(request("dualpipe", 2, 4)));
   EXPECT_EQ(list_of(forwards, 0), "0F0 1F2 0F1 1F3 ");

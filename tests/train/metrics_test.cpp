@@ -58,7 +58,7 @@ TEST(Metrics, WhatIsNotFiniteIsNullWithANote) {
   const json line = json::parse(to_json(metrics));
   EXPECT_TRUE(line["loss"].is_null());
   EXPECT_TRUE(line["grad_norm"].is_null());
-  EXPECT_EQ(line["note"].get<std::string>(), "no update: loss nan, gradient norm inf");
+  EXPECT_EQ(line["note"].get<std::string>(), "update skipped: loss nan, gradient norm inf");
 }
 
 TEST(Metrics, EveryLineIsInTheFileAtOnce) {
