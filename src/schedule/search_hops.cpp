@@ -96,23 +96,18 @@ RankBlock rank_block(const Gaps& gaps) {
 }
 
 HopFinder::HopFinder(int ranks, int most) : ranks_(ranks), most_(most), dead_(size_t(ranks)) {
-  int best = 0;
   for (int forward = 1; forward < kPeriod; ++forward) {
     for (int input = 1; input < kPeriod; ++input) {
       for (int turn = 2 * ranks - 1; turn <= 3 * most; ++turn) {
-        const Gaps gaps{forward, turn, input};
-        const int lead = rank_block(gaps).lead;
-        if (!fits(gaps) || lead < best) {
-          continue;
+        if (fits({forward, turn, input})) {
+          starts_.push_back({forward, turn, input});
         }
-        if (lead > best) {
-          starts_.clear();
-          best = lead;
-        }
-        starts_.push_back(gaps);
       }
     }
   }
+  std::stable_sort(starts_.begin(), starts_.end(), [](const Gaps& x, const Gaps& y) {
+    return rank_block(x).lead > rank_block(y).lead;
+  });
 }
 
 bool HopFinder::fits(const Gaps& gaps) const {
@@ -124,15 +119,23 @@ Hops HopFinder::find(Random& random) {
   constexpr int kTries = 20;
   constexpr int kSteps = 2000;
   Hops hops(size_t(4 * ranks_), 1);
-  for (int i = 0; i < kTries && !starts_.empty(); ++i) {
-    const Gaps gaps = starts_[size_t(random.below(int(starts_.size())))];
+  for (int i = 0; i < kTries && !starts_.empty();) {
+    const int lead = rank_block(starts_.front()).lead;
+    const auto end = std::find_if(starts_.begin(), starts_.end(),
+                                  [&](const Gaps& gaps) { return rank_block(gaps).lead < lead; });
+    const auto start = starts_.begin() + random.below(int(end - starts_.begin()));
     const Taste taste{random.chance(0.2) ? 0 : random.between(0, 1),
                       random.chance(0.3) ? 0 : random.between(0, 0.7)};
     steps_left_ = kSteps;
-    hops[size_t(ranks_)] = gaps.forward;
-    hops[size_t(3 * ranks_)] = gaps.input;
-    if (extend(ranks_ - 1, gaps, hops, taste, random)) {
+    hops[size_t(ranks_)] = start->forward;
+    hops[size_t(3 * ranks_)] = start->input;
+    if (extend(ranks_ - 1, *start, hops, taste, random)) {
       return hops;
+    }
+    if (steps_left_ > 0) {
+      starts_.erase(start);  // leads nowhere
+    } else {
+      ++i;
     }
   }
   return {};

@@ -64,7 +64,7 @@ class HopFinder {
 
   int ranks_;
   int most_;
-  std::vector<Gaps> starts_;                             // of the last rank, with the largest lead
+  std::vector<Gaps> starts_;                             // of the last rank, the largest lead first
   std::vector<std::unordered_set<std::uint64_t>> dead_;  // per rank: gaps that lead nowhere
   int steps_left_ = 0;
 };

@@ -44,6 +44,14 @@ inline double span_bubble(const Simulation& simulation) {
   return simulation.span - simulation.ideal;
 }
 
+// Best known span bubble of the V placement, in chunk times, for m >= 2p, F = B = W = 1 per chunk
+// and no latency where a rank may hold so many chunks, at least 2 floor((p + 4) / 3).
+inline double v_frontier(int ranks, int chunks_held) {
+  return chunks_held == 2 * ranks       ? 0
+         : chunks_held == 2 * ranks - 1 ? 3
+                                        : 6 * ranks - 1 - 3 * chunks_held;
+}
+
 inline Simulation run(const Request& asked, const Costs& costs) {
   return simulate(generate(asked), costs);
 }
