@@ -6,7 +6,8 @@
 
 namespace pipetrain {
 
-// A file mapped read-only: only what is touched is read.
+// A file mapped read-only: only what is touched is read. A read of what is no longer there ends the
+// process with one line and exit code 1.
 class MappedFile {
  public:
   // Throws UsageError that starts with `flag` and the path: missing, a directory, unreadable,
@@ -26,3 +27,4 @@ class MappedFile {
 };
 
 }  // namespace pipetrain
+  class GuardedMapping* guard_ = nullptr;

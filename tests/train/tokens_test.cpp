@@ -1,7 +1,11 @@
 #include "pipetrain/train/tokens.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +16,30 @@
 
 namespace pipetrain {
 namespace {
+
+#ifndef PIPETRAIN_SANITIZE  // which has a handler of its own
+
+// Fault: a file that is truncated while it is mapped ends the program with a bare SIGBUS.
+TEST(TokensDeathTest, AFileThatIsTruncatedWhileItIsReadEndsTheProgramWithALine) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("data");
+  write_file(path, std::string(100'000, 'a'));
+  const TokenStream stream({path});
+  std::filesystem::resize_file(path, 10'000);
+  int token = 0;
+  stream.read(9'000, 1, 256, &token);
+  EXPECT_EXIT(stream.read(90'000, 1, 256, &token), testing::ExitedWithCode(1),
+              "pipetrain: --data .*data: cannot be read: it was truncated");
+  // A fault anywhere else stays what it was.
+  const int file = open(path.c_str(), O_RDONLY);
+  const auto* other =
+      static_cast<const volatile char*>(mmap(nullptr, 100'000, PROT_READ, MAP_PRIVATE, file, 0));
+  close(file);
+  EXPECT_EXIT(token = other[90'000], testing::KilledBySignal(SIGBUS), "");
+  munmap(const_cast<char*>(other), 100'000);
+}
+
+#endif  // PIPETRAIN_SANITIZE
 
 // An llm.c token shard.
 std::string shard(const std::vector<int>& tokens, int magic = 20240520, int version = 1) {
