@@ -117,6 +117,7 @@ class MpiControl final : public Control {
   }
 
   void broadcast(std::vector<std::byte>& data, int root) override {
+    const Wait waits(*this, rank_ == root ? -1 : root);
     uint64_t bytes = data.size();
     broadcast_piece(&bytes, sizeof(bytes), root, longest_sleep);
     data.resize(bytes);
@@ -127,6 +128,7 @@ class MpiControl final : public Control {
 
   // A message is its size and then its bytes in pieces.
   void send(std::span<const std::byte> data, int destination) override {
+    const Wait waits(*this, destination);
     const uint64_t bytes = data.size();
     send_piece(&bytes, sizeof(bytes), destination, longest_sleep);
     in_pieces(data, [&](const void* piece, int count) {
@@ -135,6 +137,7 @@ class MpiControl final : public Control {
   }
 
   std::vector<std::byte> receive(int source) override {
+    const Wait waits(*this, source);
     uint64_t bytes = 0;
     receive_piece(&bytes, sizeof(bytes), source, longest_sleep);
     std::vector<std::byte> data(bytes);

@@ -99,7 +99,7 @@ class ThreadControl final : public Control {
 
   void broadcast(std::vector<std::byte>& data, int root) override {
     if (rank_ != root) {
-      data = exchange_.receive(root, rank_, heard_);
+      data = receive(root);
       return;
     }
     for (int destination = 0; destination < size(); ++destination) {
@@ -114,6 +114,7 @@ class ThreadControl final : public Control {
   }
 
   std::vector<std::byte> receive(int source) override {
+    const Wait waits(*this, source);
     return exchange_.receive(source, rank_, heard_);
   }
 

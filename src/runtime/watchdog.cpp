@@ -14,7 +14,7 @@ constexpr auto poll_interval = std::chrono::milliseconds(20);
 constexpr size_t most_items_printed = 8;
 constexpr auto time_for_others = std::chrono::seconds(1);
 
-volatile sig_atomic_t sigterm_seen = 0;
+volatile sig_atomic_t termination_signal = 0;  // SIGTERM or SIGINT, once it came
 volatile sig_atomic_t sigusr1_seen = 0;
 
 }  // namespace
@@ -22,14 +22,15 @@ volatile sig_atomic_t sigusr1_seen = 0;
 void install_signal_handlers() {
   struct sigaction action = {};
   action.sa_flags = SA_RESTART;
-  action.sa_handler = [](int) { sigterm_seen = 1; };
+  action.sa_handler = [](int signal) { termination_signal = signal; };
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
   action.sa_handler = [](int) { sigusr1_seen = 1; };
   sigaction(SIGUSR1, &action, nullptr);
 }
 
 bool termination_requested() {
-  return sigterm_seen != 0;
+  return termination_signal != 0;
 }
 bool stop_requested() {
   return sigusr1_seen != 0;
@@ -108,6 +109,11 @@ void Watchdog::set_error_probe(std::function<std::string()> probe) {
   error_probe_ = std::move(probe);
 }
 
+void Watchdog::set_awaited(std::function<int()> awaited) {
+  const std::lock_guard lock(mutex_);
+  awaited_ = std::move(awaited);
+}
+
 std::string Watchdog::pending_items() const {
   std::string text;
   size_t printed = 0;
@@ -125,6 +131,11 @@ std::string Watchdog::pending_items() const {
     ++printed;
   }
   return left == 0 ? text : fmt::format("{}; and {} more", text, left);
+}
+
+std::string Watchdog::phase() const {
+  const int rank = awaited_ ? awaited_() : -1;
+  return phases_.back().first + (rank < 0 ? "" : fmt::format("; it waits for rank {}", rank));
 }
 
 void Watchdog::poll() {
@@ -146,9 +157,9 @@ std::string Watchdog::verdict() const {
   const Clock::time_point now = Clock::now();
   std::string reason;
   if (termination_requested()) {
-    reason = "SIGTERM: ended";
+    reason = termination_signal == SIGINT ? "SIGINT: ended" : "SIGTERM: ended";
     if (!phases_.empty()) {
-      reason += " while " + phases_.back().first;
+      reason += " while " + phase();
     } else if (head_ != tail_) {
       reason += "; not finished: " + pending_items();
     }
@@ -160,8 +171,7 @@ std::string Watchdog::verdict() const {
         fmt::format("no progress for {:g} s (--timeout): {}", timeout_.count(), pending_items());
   }
   if (reason.empty() && !phases_.empty() && now - phases_.back().second > timeout_) {
-    reason = fmt::format("no progress for {:g} s (--timeout) while {}", timeout_.count(),
-                         phases_.back().first);
+    reason = fmt::format("no progress for {:g} s (--timeout) while {}", timeout_.count(), phase());
   }
   return reason;
 }
@@ -191,14 +201,16 @@ Watchdog::HostPhase::~HostPhase() {
 }
 
 SharedProgress::SharedProgress(Watchdog& watchdog, Control& control)
-    : control_(control), own_([&watchdog, &control] {
+    : watchdog_(watchdog), control_(control), own_([&watchdog, &control] {
         watchdog.progress();
         control.tell_progress();
       }) {
   control_.on_progress([&watchdog] { watchdog.progress(); });
+  watchdog_.set_awaited([&control] { return control.awaited(); });
 }
 
 SharedProgress::~SharedProgress() {
+  watchdog_.set_awaited(nullptr);
   control_.on_progress(nullptr);
 }
 

@@ -53,7 +53,8 @@ class Fields {
     }
     const ordered_json& value = json_[field];
     if (!value.is_number_integer() || value < 1 || value > std::numeric_limits<int>::max()) {
-      refuse(field, "a number of at least 1 is needed");
+      refuse(field, fmt::format("a whole number from 1 to {}, without a decimal point, is needed",
+                                std::numeric_limits<int>::max()));
     }
     return value.get<int>();
   }

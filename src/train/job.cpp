@@ -71,9 +71,11 @@ schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& gri
     if (problem.find("--ranks") == std::string::npos) {
       throw;
     }
-    throw UsageError(fmt::format(
-        "--schedule {}: {} (--ranks: the {} ranks that mpirun -n starts over --data-parallel {})",
-        config.schedule, problem, grid.pipeline * grid.replicas, grid.replicas));
+    const bool named = problem.starts_with("--schedule ");
+    throw UsageError(
+        fmt::format("{}{} (--ranks: the {} ranks that mpirun -n starts over --data-parallel {})",
+                    named ? "" : fmt::format("--schedule {}: ", config.schedule), problem,
+                    grid.pipeline * grid.replicas, grid.replicas));
   }
 }
 

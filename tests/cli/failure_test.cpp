@@ -142,6 +142,14 @@ TEST(Failure, SigtermEndsARankAndTheJobAndSaysWhatWasNotFinished) {
       << result.err;
 }
 
+TEST(Failure, SigintEndsARankLikeSigterm) {
+  Job job("", 2);
+  job.send(1, SIGINT);
+  const Result result = job.process().wait();
+  EXPECT_EQ(result.code, 4) << result.err;
+  EXPECT_TRUE(any_holds(error_lines(result), {"SIGINT: ended", "not finished: "})) << result.err;
+}
+
 // mpirun's own code is then 1; the ranks leave with 4.
 TEST(Failure, SigtermToMpirunEndsAllRanks) {
   Job job("", 2);

@@ -195,7 +195,8 @@ TEST(Input, AJobReportsAnErrorOnce) {
   const std::string train = tiny_model + "--data text --steps 1 --run-dir run ";
   const Result remainder = train_on_ranks(
       4, train + "--schedule interleaved --chunks 3 --group 4 --microbatches 5", directory.path());
-  expect_refused(remainder, 2, {"--microbatches"});
+  expect_refused(remainder, 2, {"--schedule interleaved with --ranks 4", "--microbatches"});
+  EXPECT_FALSE(contains(remainder.err, "interleaved: --schedule")) << remainder.err;
   expect_refused(train_on_ranks(4, train + "--steps 0", directory.path()), 2, {"--steps"});
   expect_refused(train_on_ranks(2, train + "--memory-limit 1e-6", directory.path()), 3,
                  {"--memory-limit", "total"});

@@ -85,6 +85,22 @@ TEST(SharedProgress, ARankThatWaitsForOneThatWorksIsNotEndedUntilThatStandsStill
   EXPECT_FALSE(ended_too_early);
 }
 
+TEST_F(WatchdogTest, NamesTheRankThatIsWaitedForOnTheHost) {
+  test::run_ranks(2, [&](Control& control) {
+    if (control.rank() == 1) {
+      Watchdog watchdog(100ms, keep());
+      const SharedProgress progress(watchdog, control);
+      const Watchdog::HostPhase phase(&watchdog, "rank 1 reads its input");
+      control.receive(0);
+    } else {
+      const std::string verdict = wait_for_verdict();
+      EXPECT_NE(verdict.find("rank 1 reads its input; it waits for rank 0"), std::string::npos)
+          << verdict;
+      control.send({}, 1);
+    }
+  });
+}
+
 TEST_F(WatchdogTest, ReportsWhatTheErrorProbeSays) {
   Watchdog watchdog(1h, keep());
   watchdog.set_error_probe([] { return std::string("NCCL: remote error"); });

@@ -114,7 +114,9 @@ TEST_F(HuggingFace, WrongFieldsAreRefused) {
   EXPECT_PRED2(contains, config_error("n_layer", 0), "n_layer is 0");
   EXPECT_PRED2(contains, config_error("n_layer", "8"), "n_layer is \"8\"");
   EXPECT_PRED2(contains, config_error("n_embd", 8.5), "n_embd is 8.5");
-  EXPECT_PRED2(contains, config_error("vocab_size", uint64_t(1) << 40), "vocab_size is");
+  EXPECT_PRED2(contains, config_error("vocab_size", uint64_t(1) << 40),
+               "vocab_size is 1099511627776; a whole number from 1 to 2147483647");
+  EXPECT_PRED2(contains, config_error("n_layer", 8.0), "n_layer is 8.0; a whole number from 1");
   EXPECT_PRED2(contains, config_error("n_embd", 12), "not supported: --hidden 12");
   EXPECT_PRED2(contains, config_error("tie_word_embeddings", "yes"), "tie_word_embeddings is");
   EXPECT_PRED2(contains, config_error("layer_norm_epsilon", -1), "layer_norm_epsilon is -1");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -44,7 +45,22 @@ class Control {
 
  protected:
   void hear_progress() const {
+  // The rank that this one waits for in a call now, -1 if for none or for all. Any thread may ask.
+  int awaited() const { return awaited_; }
+
     if (heard_) {
+  // A call waits for `rank`, from construction to destruction.
+  class Wait {
+   public:
+    Wait(Control& control, int rank) : control_(control) { control_.awaited_ = rank; }
+    ~Wait() { control_.awaited_ = -1; }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+
+   private:
+    Control& control_;
+  };
+
       heard_();
     }
   }
@@ -53,6 +69,7 @@ class Control {
   std::function<void()> heard_;
 };
 
+  std::atomic<int> awaited_{-1};
 // Initialises MPI (and finalises it when destroyed, unless an exception is in flight: the others
 // would be waited for). Throws UsageError when N jobs of one rank run although several ranks were
 // started (srun without PMIx: size 1 with SLURM_NTASKS > 1). At most one at a time.

@@ -16,8 +16,8 @@
 namespace pipetrain {
 
 // Ends the job when an action does not finish within its deadline, when a communicator reports an
-// error, or on SIGTERM. It runs on a thread of its own that only polls events; it never frees,
-// synchronises or calls MPI, so it works while everything else is stuck.
+// error, or on SIGTERM or SIGINT. It runs on a thread of its own that only polls events; it never
+// frees, synchronises or calls MPI, so it works while everything else is stuck.
 //
 // NCCL itself never reports a peer that died on the same host: without this a job would wait for
 // ever.
@@ -32,7 +32,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Prints "pipetrain: <reason>" on standard error and, a second later (at once on SIGTERM), calls
+  // Prints "pipetrain: <reason>" on standard error and, a second later (at once on a signal), calls
   // _exit(4).
   static Expire exit_process();
 
@@ -46,6 +46,9 @@ class Watchdog {
   void submitted(size_t number);
   // Polled beside the events: empty, or the asynchronous error of a communicator.
   void set_error_probe(std::function<std::string()> probe);
+
+  // Which rank is waited for on the host now, -1 if none: for the message. Null: not known.
+  void set_awaited(std::function<int()> awaited);
 
   // Forgets all items and the probe, before what they refer to goes away.
   void clear();
@@ -77,6 +80,7 @@ class Watchdog {
   void drop_ended();
   std::string verdict() const;  // empty: all is well
   std::string pending_items() const;
+  std::string phase() const;
 
   const std::chrono::duration<double> timeout_;
   const Expire expire_;
@@ -88,13 +92,15 @@ class Watchdog {
   Clock::time_point head_since_;
   std::vector<std::pair<std::string, Clock::time_point>> phases_;
   std::function<std::string()> error_probe_;
+  std::function<int()> awaited_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
 
 // While it lives, what its thread reports (report_progress) and what the other ranks of `control`
 // do begins the deadlines of `watchdog` anew, so that neither a rank that works nor one that waits
-// for it is ended. A rank that stands still tells nobody anything.
+// for it is ended. A rank that stands still tells nobody anything. Messages name the rank that is
+// waited for.
 class SharedProgress {
  public:
   SharedProgress(Watchdog& watchdog, Control& control);
@@ -103,12 +109,13 @@ class SharedProgress {
   SharedProgress& operator=(const SharedProgress&) = delete;
 
  private:
+  Watchdog& watchdog_;
   Control& control_;
   ProgressListener own_;
 };
 
 // Requests that signals leave behind; process-wide.
-//   SIGTERM: the watchdog ends the job. SIGUSR1: training stops after the current step.
+//   SIGTERM, SIGINT: the watchdog ends the job. SIGUSR1: training stops after the current step.
 void install_signal_handlers();
 bool termination_requested();
 bool stop_requested();
