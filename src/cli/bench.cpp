@@ -1,6 +1,7 @@
 #include "cli/bench.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +24,7 @@
 #include "pipetrain/schedule/lower.h"
 #include "pipetrain/schedule/validate.h"
 #include "pipetrain/train/job.h"
+#include "pipetrain/train/start.h"
 
 #ifdef PIPETRAIN_HOST
 #include <emulator.h>
@@ -53,6 +55,18 @@ void use_random_tokens(TrainConfig& config, std::optional<RandomTokens>& tokens)
                            .sequence = model.sequence};
   tokens.emplace(step.tokens_per_step() + 1, model.config.vocabulary);
   config.data = {tokens->path()};
+}
+
+// What all ranks must have in common.
+std::string to_text(const BenchOptions& options) {
+  const schedule::Costs& costs = options.costs;
+  return fmt::format(
+      "{} --synthetic {} --repeat {} --bytes {} --bandwidth {} --latency {} --forward {} "
+      "--backward-input {} --backward-weight {} --overlapped {} --weight-memory {}",
+      common_flags(options.train), options.synthetic, options.repeat, options.bytes,
+      options.bandwidth, costs.latency, fmt::join(costs.forward, ","),
+      fmt::join(costs.backward_input, ","), fmt::join(costs.backward_weight, ","),
+      fmt::join(costs.overlapped, ","), costs.weight_memory);
 }
 
 class Bench {
@@ -105,6 +119,7 @@ std::vector<std::string> Bench::schedule_names() const {
 
 void Bench::prepare_device() {
   const Watchdog::HostPhase phase = host_phase("looks for its device and waits for the others");
+  control_.require_equal(to_text(options_), "the flags");
   agree(control_, [&] {
     options_.check(control_.size());
     if (device_count() == 0) {

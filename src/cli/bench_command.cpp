@@ -83,7 +83,7 @@ int run_bench_command(const CLI::App& app, BenchOptions& options, const std::str
   }
   options.train.precision = parse_precision(precision);
   options.train.shuffle = false;
-  on_all_ranks(options.train.timeout, [&](Control& control) {
+  on_all_ranks("bench", options.train.timeout, [&](Control& control) {
     const std::vector<BenchResult> results = run_bench(options, control);
     if (control.rank() == 0) {
       fmt::print("{}", options.format == "json"

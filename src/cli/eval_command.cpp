@@ -63,7 +63,7 @@ int run_eval(EvalFlags& flags) {
   }
   flags.config.precision = parse_precision(flags.precision);
   flags.config.check();
-  on_all_ranks(flags.config.timeout, [&](Control& control) {
+  on_all_ranks("eval", flags.config.timeout, [&](Control& control) {
     const EvaluationReport report = evaluate(flags.config, control, "CHECKPOINT");
     if (control.rank() == 0) {
       fmt::print("{}", flags.format == "json" ? to_json(report) : to_table(report));

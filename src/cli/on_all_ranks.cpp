@@ -20,12 +20,15 @@ void within_deadline(double seconds, const std::string& what, const std::functio
 
 }  // namespace
 
-void on_all_ranks(double timeout_seconds, const std::function<void(Control&)>& work) {
+void on_all_ranks(const std::string& command, double timeout_seconds,
+                  const std::function<void(Control&)>& work) {
   install_signal_handlers();
   std::unique_ptr<Control> control;
   within_deadline(timeout_seconds,
-                  fmt::format("rank {} waits for all ranks to start", launched_rank()),
-                  [&] { control = make_mpi_control(); });
+                  fmt::format("rank {} waits for all ranks to start", launched_rank()), [&] {
+                    control = make_mpi_control();
+                    control->require_equal(command, "the command");
+                  });
   work(*control);
   within_deadline(timeout_seconds,
                   fmt::format("rank {} waits for all ranks to end", control->rank()),

@@ -81,7 +81,7 @@ int run_train(TrainFlags& flags, const CLI::App& main) {
   const CLI::Option* file = main.get_config_ptr();
   flags.config.config_file = file->count() > 0 ? file->as<std::string>() : "";
   flags.finish();
-  on_all_ranks(flags.config.timeout, [&](Control& control) {
+  on_all_ranks("train", flags.config.timeout, [&](Control& control) {
     const TrainReport report = train(flags.config, control);
     if (control.rank() == 0) {
       fmt::print("{}", train_summary(flags.config, report, wants_colour(),

@@ -21,7 +21,7 @@ std::string text_of(const std::vector<std::byte>& bytes) {
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// "<exit code> <message>" of the first rank that failed; empty if none did.
+// "<exit code, one digit> <message>" of the first rank that failed; empty if none did.
 std::string first_failure(const std::vector<std::vector<std::byte>>& outcomes) {
   std::string first;
   size_t failed = 0;
@@ -57,8 +57,12 @@ void agree(Control& control, const std::function<void()>& work) {
   const std::string failure =
       control.broadcast(control.rank() == 0 ? first_failure(outcomes) : std::string(), 0);
   if (!failure.empty()) {
-    const size_t space = failure.find(' ');
-    throw AgreedError(ExitCode(std::stoi(failure.substr(0, space))), failure.substr(space + 1));
+    if (failure.size() < 2 || failure[0] < '0' || failure[0] > '9' || failure[1] != ' ') {
+      throw UsageError(
+          "the ranks do not all do the same; start all with the same program, command, flags and "
+          "files");
+    }
+    throw AgreedError(ExitCode(failure[0] - '0'), failure.substr(2));
   }
 }
 

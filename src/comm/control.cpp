@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "pipetrain/error.h"
@@ -18,9 +19,20 @@ std::string text_of(std::span<const std::byte> data) {
   return {reinterpret_cast<const char*>(data.data()), data.size()};
 }
 
-std::string shortened(const std::string& text) {
-  constexpr size_t most = 200;
-  return text.size() <= most ? text : text.substr(0, most) + "...";
+// What stands in `text` at `position`: the flag and its value, or else so much of the line.
+std::string around(const std::string& text, size_t position) {
+  constexpr size_t before = 60;
+  constexpr size_t most = 160;
+  position = std::min(position, text.size());
+  const size_t newline = position == 0 ? std::string::npos : text.rfind('\n', position - 1);
+  const size_t line = newline == std::string::npos ? 0 : newline + 1;
+  const size_t flag = text.rfind("--", position);
+  size_t begin = flag != std::string::npos && flag >= line ? flag : line;
+  const bool cut = position - begin > before;
+  begin = cut ? position - before : begin;
+  const size_t end = std::min(text.find('\n', position), text.find(" --", position));
+  const std::string part = text.substr(begin, std::min(end, text.size()) - begin);
+  return (cut ? "..." : "") + (part.size() <= most ? part : part.substr(0, most) + "...");
 }
 
 // What rank 0 finds: empty when all are equal.
@@ -28,10 +40,15 @@ std::string differences(const std::vector<std::vector<std::byte>>& values,
                         const std::string& what) {
   for (size_t rank = 1; rank < values.size(); ++rank) {
     if (values[rank] != values[0]) {
+      const std::string first = text_of(values[0]);
+      const std::string other = text_of(values[rank]);
+      const size_t position =
+          size_t(std::mismatch(first.begin(), first.end(), other.begin(), other.end()).first -
+                 first.begin());
       return fmt::format(
           "{} must be equal on all ranks, but rank 0 has '{}' and rank {} has '{}'; start all "
           "ranks with the same flags and files",
-          what, shortened(text_of(values[0])), rank, shortened(text_of(values[rank])));
+          what, around(first, position), rank, around(other, position));
     }
   }
   return "";

@@ -13,8 +13,8 @@
 #include "pipetrain/train/evaluator.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/log.h"
+#include "pipetrain/train/start.h"
 #include "pipetrain/train/weights.h"
-#include "train/start.h"
 
 namespace pipetrain {
 namespace {
@@ -170,7 +170,8 @@ EvaluationReport evaluate(const TrainConfig& config, Control& control,
       plan.emplace(make_plan(config, control.size(), control.rank(), checkpoint_flag));
       require_fit(plan->budget, config.memory_limit, select_own_device(control));
     });
-    control.require_equal(plan->fingerprint(), "the job (flags, data or schedule)");
+    control.require_equal(plan->fingerprint(), "the job (its files, model or placement)");
+    control.require_equal(common_flags(config), "the flags");
     announce(*plan, config, control, log);
   }
   std::optional<ForwardEngine> engine;

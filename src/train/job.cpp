@@ -255,12 +255,10 @@ std::string Job::fingerprint() const {
   for (const StageLayers& stage : request.stages) {
     text += fmt::format("{} ", stage.layers);
   }
-  text += "\n" + schedule.name + "\n" + to_csv(lowered);
+  text += "\n" + to_csv(lowered);
   if (evaluation) {
-    text +=
-        fmt::format("validation every {} tokens {} of {}\n", config.validation_every.value_or(0),
-                    evaluation->valid_targets(), evaluation->tokens->size()) +
-        to_csv(evaluation->lowered);
+    text += fmt::format("--validation: {} tokens are read\n", evaluation->valid_targets()) +
+            to_csv(evaluation->lowered);
   }
   return text;
 }

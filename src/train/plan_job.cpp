@@ -14,6 +14,7 @@
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
 #include "pipetrain/schedule/lower.h"
+#include "pipetrain/train/start.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/planner.h"
 
@@ -142,9 +143,10 @@ class Planning {
       });
     }
     const Watchdog::HostPhase phase = host_phase("compares its job with the others'");
-    control_.require_equal(job->fingerprint(), "the job (flags, data or schedule)");
+    control_.require_equal(job->fingerprint(), "the job (its files, model or schedule)");
     return std::move(*job);
   }
+    control_.require_equal(common_flags(config_), "the flags");
 
  private:
   Watchdog::HostPhase host_phase(const std::string& what) {

@@ -1,7 +1,8 @@
-#include "train/start.h"
+#include "pipetrain/train/start.h"
 
 #include <cuda_runtime.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <span>
 #include <string_view>
@@ -10,6 +11,10 @@
 #include "pipetrain/device/info.h"
 #include "pipetrain/error.h"
 #include "pipetrain/model/flops.h"
+
+#ifdef PIPETRAIN_HOST
+#include <emulator.h>
+#endif
 
 namespace pipetrain {
 
@@ -22,6 +27,70 @@ Watchdog::Expire expire_on(int rank, int replicas) {
   };
 }
 
+namespace {
+
+int ranks_on_own_memory(const Control& control) {
+#ifdef PIPETRAIN_HOST
+  if (emulator::settings().memory_bytes == 0) {
+    return control.local_size();
+  }
+#endif
+  const int devices = device_count();
+  return (control.local_size() - control.local_rank() % devices + devices - 1) / devices;
+}
+
+}  // namespace
+
+std::string common_flags(const TrainConfig& config) {
+  std::string text;
+  const auto add = [&](const char* flag, const auto& value) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : " ", flag, value);
+  };
+  const auto add_optional = [&](const char* flag, const auto& value) {
+    value ? add(flag, *value) : add(flag, "not given");
+  };
+  const auto add_path = [&](const char* flag, const auto& path) {
+    add(flag, path.empty() ? "not given" : "given");
+  };
+  add_path("--init", config.init);
+  add("--model", config.model.empty() ? "not given" : config.model);
+  add_optional("--layers", config.layers);
+  add_optional("--hidden", config.hidden);
+  add_optional("--heads", config.heads);
+  add_optional("--vocab-size", config.vocab_size);
+  add_optional("--sequence-length", config.sequence_length);
+  add("--schedule", config.schedule.starts_with("csv:") ? "csv:FILE" : config.schedule);
+  add_optional("--chunks", config.chunks);
+  add_optional("--group", config.group);
+  add("--microbatches", config.microbatches);
+  add("--microbatch-size", config.microbatch_size);
+  add("--data-parallel", config.data_parallel);
+  add("--zero", config.zero);
+  add("--layers-per-stage", fmt::format("{}", fmt::join(config.layers_per_stage, ",")));
+  add("--balance", config.balance);
+  add("--precision", to_string(config.precision));
+  add("--recompute", to_string(config.slots.recompute));
+  add("--defer", to_string(config.slots.defer));
+  add("--steps", config.steps);
+  add("--learning-rate", config.learning_rate);
+  add("--lr-schedule", to_string(config.lr_schedule));
+  add("--warmup-steps", config.warmup_steps);
+  add("--min-learning-rate", config.min_learning_rate);
+  add("--beta1", config.beta1);
+  add("--beta2", config.beta2);
+  add("--epsilon", config.epsilon);
+  add("--weight-decay", config.weight_decay);
+  add_optional("--grad-clip", config.grad_clip);
+  add("--seed", config.seed);
+  add("--shuffle", config.shuffle ? "on" : "off");
+  add_path("--validation", config.validation);
+  add_optional("--validation-every", config.validation_every);
+  add_optional("--validation-batches", config.validation_batches);
+  add_path("--dump-gradients", config.dump_gradients);
+  add_path("--export", config.export_dir);
+  return text;
+}
+
 size_t select_own_device(const Control& control) {
   if (device_count() == 0) {
     throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
@@ -30,7 +99,7 @@ size_t select_own_device(const Control& control) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
   check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-  return free_bytes;
+  return free_bytes / size_t(ranks_on_own_memory(control));
 }
 
 void log_job(const Job& job, const std::string& device, Log& log) {

@@ -17,9 +17,9 @@
 #include "pipetrain/runtime/watchdog.h"
 #include "pipetrain/train/engine.h"
 #include "pipetrain/train/job.h"
+#include "pipetrain/train/start.h"
 #include "pipetrain/train/weights.h"
 #include "train/outputs.h"
-#include "train/start.h"
 
 namespace pipetrain {
 namespace {

@@ -205,6 +205,17 @@ TEST(Input, AJobReportsAnErrorOnce) {
   EXPECT_EQ(listing(directory.path()), before);
 }
 
+TEST(Input, RanksWithDifferentCommandsAreRefused) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  const Arguments train = pipetrain(words("train --data text --steps 1 " + tiny_model));
+  const Arguments eval = pipetrain(words("eval " + fixture + " --data text"));
+  const Result result = Process(on_ranks(1, train) + Arguments{":", "-n", "1"} + eval,
+                                directory.path(), mpi_environment())
+                            .wait();
+  expect_refused(result, 2, {"the command", "rank 0 has 'train' and rank 1 has 'eval'"});
+}
+
 // What only one rank finds is said by that rank.
 TEST(SweepInput, ARankReportsWhatItAloneFinds) {
   const TemporaryDirectory directory;

@@ -95,6 +95,20 @@ std::string check_equality(Control& control) {
       return fmt::format("require_equal: '{}' is not in '{}'", part, message);
     }
   }
+  // The difference is shown, however much stands before and behind it.
+  const std::string long_text(300, 'x');
+  try {
+    control.require_equal(fmt::format("--data {} --seed {} --steps {}\n{}", long_text, odd ? 7 : 1,
+                                      long_text, long_text),
+                          "the flags");
+  } catch (const UsageError& error) {
+    message = error.what();
+  }
+  for (const std::string part : {"rank 0 has '--seed 1' and", "has '--seed 7'"}) {
+    if (message.find(part) == std::string::npos) {
+      return fmt::format("require_equal: '{}' is not in '{}'", part, message);
+    }
+  }
   return "";
 }
 

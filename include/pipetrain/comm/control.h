@@ -38,17 +38,17 @@ class Control {
 
   // One entry per rank, in rank order, on root; empty elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root);
-  // Throws UsageError on every rank when `value` differs between ranks; `what` names it.
+  // Throws UsageError on every rank when `value` differs between ranks; `what` names it. The
+  // message shows the first difference: of "--flag value --flag value" the flag, else part of the
+  // line.
   void require_equal(const std::string& value, const std::string& what);
   // The text of root, on all ranks.
   std::string broadcast(const std::string& text, int root);
 
- protected:
-  void hear_progress() const {
   // The rank that this one waits for in a call now, -1 if for none or for all. Any thread may ask.
   int awaited() const { return awaited_; }
 
-    if (heard_) {
+ protected:
   // A call waits for `rank`, from construction to destruction.
   class Wait {
    public:
@@ -61,15 +61,17 @@ class Control {
     Control& control_;
   };
 
+  void hear_progress() const {
+    if (heard_) {
       heard_();
     }
   }
 
  private:
   std::function<void()> heard_;
+  std::atomic<int> awaited_{-1};
 };
 
-  std::atomic<int> awaited_{-1};
 // Initialises MPI (and finalises it when destroyed, unless an exception is in flight: the others
 // would be waited for). Throws UsageError when N jobs of one rank run although several ranks were
 // started (srun without PMIx: size 1 with SLURM_NTASKS > 1). At most one at a time.

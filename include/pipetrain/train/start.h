@@ -8,6 +8,7 @@
 #include "pipetrain/train/budget.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/log.h"
+#include "pipetrain/train/train_config.h"
 
 namespace pipetrain {
 
@@ -17,7 +18,14 @@ namespace pipetrain {
 // it is said of which one.
 Watchdog::Expire expire_on(int rank, int replicas);
 
-// Selects this rank's device; returns its free memory. Throws UsageError when there is none.
+// The flags that all ranks must have in common, as "--flag value --flag value". Of paths it is said
+// only whether they are given: they may be others on another machine. Compared before anything that
+// depends on them is done together.
+std::string common_flags(const TrainConfig& config);
+
+// Selects this rank's device; returns its free memory, or this rank's share of it where several
+// ranks of the host use the device. What the host emulates has one memory for all ranks, unless
+// PIPETRAIN_EMULATOR_MEMORY gives each device its own. Throws UsageError when there is none.
 size_t select_own_device(const Control& control);
 
 // Writes what is trained, on what and how, with the job's warnings and notes.
