@@ -122,10 +122,7 @@ void Bench::prepare_device() {
   control_.require_equal(to_text(options_), "the flags");
   agree(control_, [&] {
     options_.check(control_.size());
-    if (device_count() == 0) {
-      throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
-    }
-    select_device(control_.local_rank() % device_count());
+    select_own_device(control_);
   });
   if (!options_.synthetic) {
     return;

@@ -116,7 +116,7 @@ int run(int argc, char** argv) {
     code = int(error.code());
     print_error(error.what());
   } catch (const std::bad_alloc&) {
-    code = report_once(ExitCode::does_not_fit, "the host's memory is too small for these flags");
+    code = report_once(ExitCode::does_not_fit, host_memory_exhausted);
   } catch (const std::exception& error) {
     code = int(ExitCode::other);
     print_error(error.what());

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,6 +51,8 @@ void agree(Control& control, const std::function<void()>& work) {
     work();
   } catch (const Error& error) {
     outcome = fmt::format("{} {}", int(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    outcome = fmt::format("{} {}", int(ExitCode::does_not_fit), host_memory_exhausted);
   } catch (const std::exception& error) {
     outcome = fmt::format("{} {}", int(ExitCode::other), error.what());
   }

@@ -271,10 +271,11 @@ void require_fit(const Budget& budget, const std::optional<double>& memory_limit
         fmt::format("--memory-limit {} GiB is too small: {}", *memory_limit, to_string(budget)));
   }
   if (budget.total() > free_bytes) {
-    throw DoesNotFit(fmt::format(
-        "the device has {} free, too little: {}. Fewer activations (--microbatch-size, --schedule "
-        "1f1b, --recompute full) or more ranks need less",
-        readable_bytes(free_bytes), to_string(budget)));
+    throw DoesNotFit(
+        fmt::format("the device has {} free for this rank, too little: {}. Fewer activations "
+                    "(--microbatch-size, --schedule "
+                    "1f1b, --recompute full) or more ranks need less",
+                    readable_bytes(free_bytes), to_string(budget)));
   }
 }
 

@@ -8,8 +8,6 @@
 #include <sstream>
 
 #include "pipetrain/comm/agree.h"
-#include "pipetrain/device/check.h"
-#include "pipetrain/device/info.h"
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
@@ -20,13 +18,6 @@
 
 namespace pipetrain {
 namespace {
-
-size_t free_memory() {
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-  return free_bytes;
-}
 
 // What this rank may take.
 size_t allowed_memory(const TrainConfig& config, size_t free_bytes) {
@@ -165,11 +156,7 @@ class Planning {
         schedule_.emplace(make_schedule(config_, inputs_->grid));
         adopt_updates(&*inputs_, *schedule_);
       }
-      if (device_count() == 0) {
-        throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
-      }
-      select_device(control_.local_rank() % device_count());
-      free_bytes_ = free_memory();
+      free_bytes_ = select_own_device(control_);
       if (config_.needs_profile()) {
         require_room_for_profile(inputs_->request, allowed_memory(config_, free_bytes_));
       }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <new>
 
 #include "pipetrain/error.h"
 #include "support/rank_threads.h"
@@ -38,6 +39,31 @@ TEST(Agree, AnErrorOfAllRanksIsThrownAsItIs) {
       EXPECT_EQ(error.code(), ExitCode::usage);
     }
   });
+}
+
+TEST(Agree, MemoryThatTheHostHasNotGotDoesNotFit) {
+  test::run_ranks(2, [&](Control& control) {
+    try {
+      agree(control, [] { throw std::bad_alloc(); });
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::does_not_fit);
+      EXPECT_STREQ(error.what(), "the host's memory is too small for these flags");
+    }
+  });
+}
+
+// Started with different commands, say.
+TEST(Agree, RanksThatDoSomethingElseAreRefused) {
+  std::atomic<int> refused = 0;
+  test::run_ranks(3, [&](Control& control) {
+    try {
+      control.rank() == 1 ? control.require_equal("something", "the flags") : agree(control, [] {});
+    } catch (const UsageError&) {
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 3);
 }
 
 TEST(Agree, NothingIsThrownWhenAllSucceed) {
