@@ -25,7 +25,8 @@ struct Plan {
   Grid grid;
   Evaluation evaluation;
   BudgetRequest request;
-  Budget budget;  // of this rank
+  Budget budget;        // of this rank
+  std::string content;  // checksums of the files
 
   std::string fingerprint() const;
 };
@@ -43,7 +44,11 @@ Plan make_plan(const TrainConfig& config, int ranks, int rank, const std::string
   ModelChoice model = choose_model(config, tokens->natural_vocabulary(), flag);
   const MicrobatchShape shape = {config.microbatch_size, model.sequence};
   shape.check(model.config);
-  HuggingFaceWeights(config.init, model.config, flag);  // throws unless they are whole and fit
+  // Throws unless they are whole and fit.
+  const HuggingFaceWeights weights(config.init, model.config, flag);
+  std::string content =
+      fmt::format("--data {}\n{} weights of checksum {:016x}, config.json {}\n", tokens->content(),
+                  flag, weights.checksum(), model.source->json);
   const BatchShape most = {.microbatches = config.microbatches,
                            .replicas = grid.replicas,
                            .batch = config.microbatch_size,
@@ -62,15 +67,15 @@ Plan make_plan(const TrainConfig& config, int ranks, int rank, const std::string
       .split_state = false,
       .slots = {.recompute = Recompute::full}};  // the smallest slot; nothing is computed again
   const Budget budget = evaluation_budget(request, evaluation, grid.pipeline_rank());
-  return {std::move(model), grid, std::move(evaluation), request, budget};
+  return {std::move(model), grid, std::move(evaluation), request, budget, std::move(content)};
 }
 
 std::string Plan::fingerprint() const {
   const GptConfig& gpt = request.model;
   std::string text =
-      fmt::format("layers {} hidden {} heads {} vocabulary {} precision {} {} of {}\n", gpt.layers,
-                  gpt.hidden, gpt.heads, gpt.vocabulary, pipetrain::to_string(request.precision),
-                  pipetrain::to_string(evaluation), evaluation.tokens->size());
+      content + fmt::format("--layers {} --hidden {} --heads {} --vocab-size {} {}\n", gpt.layers,
+                            gpt.hidden, gpt.heads, gpt.vocabulary,
+                            pipetrain::to_string(evaluation));
   for (const StageLayers& stage : request.stages) {
     text += fmt::format("{} ", stage.layers);
   }
@@ -166,12 +171,12 @@ EvaluationReport evaluate(const TrainConfig& config, Control& control,
   Log log("", control.rank() == 0 ? Log::Terminal::on : Log::Terminal::off);
   {
     const auto reading = phase("reads its input and waits for the others");
+    control.require_equal(common_flags(config), "the flags");
     agree(control, [&] {
       plan.emplace(make_plan(config, control.size(), control.rank(), checkpoint_flag));
       require_fit(plan->budget, config.memory_limit, select_own_device(control));
     });
     control.require_equal(plan->fingerprint(), "the job (its files, model or placement)");
-    control.require_equal(common_flags(config), "the flags");
     announce(*plan, config, control, log);
   }
   std::optional<ForwardEngine> engine;

@@ -169,8 +169,12 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
   ModelChoice model = choose_model(config, tokens->natural_vocabulary());
   const MicrobatchShape shape = {config.microbatch_size, model.sequence};
   shape.check(model.config);
+  std::string content = fmt::format("--data {}\n", tokens->content());
   if (model.source) {
-    HuggingFaceWeights(config.init, model.source->config);  // throws unless they are whole and fit
+    // Throws unless they are whole and fit.
+    const HuggingFaceWeights weights(config.init, model.source->config);
+    content += fmt::format("--init weights of checksum {:016x}, config.json {}\n",
+                           weights.checksum(), model.source->json);
   }
   const BatchShape batch = {.microbatches = config.microbatches,
                             .replicas = grid.replicas,
@@ -188,6 +192,9 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
                                  .slots = config.slots};
   std::unique_ptr<TokenStream> validation =
       read_validation(config, batch, *tokens, model.config.vocabulary);
+  if (validation) {
+    content += fmt::format("--validation {}\n", validation->content());
+  }
   return {config,
           std::move(model),
           grid,
@@ -195,7 +202,8 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
           std::move(tokens),
           std::move(batches),
           std::move(validation),
-          request};
+          request,
+          std::move(content)};
 }
 
 Job make_job(JobInputs inputs, schedule::Schedule schedule, std::vector<StageLayers> stages,
@@ -241,17 +249,10 @@ Job make_job(const TrainConfig& config, int ranks, int rank) {
 
 std::string Job::fingerprint() const {
   const GptConfig& gpt = model.config;
-  std::string text = fmt::format(
-      "layers {} hidden {} heads {} vocabulary {} sequence {} batch {} microbatches {} replicas {} "
-      "zero {} precision {} steps {} learning-rate {} {} {} {} betas {} {} epsilon {} decay {} "
-      "clip {} "
-      "seed "
-      "{} tokens {}\n",
-      gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, model.sequence, batch.batch,
-      batch.microbatches, batch.replicas, config.zero, to_string(config.precision), config.steps,
-      config.learning_rate, to_string(config.lr_schedule), config.warmup_steps,
-      config.min_learning_rate, config.beta1, config.beta2, config.epsilon, config.weight_decay,
-      config.grad_clip.value(), config.seed, tokens->size());
+  std::string text =
+      content +
+      fmt::format("--layers {} --hidden {} --heads {} --vocab-size {} --sequence-length {}\n",
+                  gpt.layers, gpt.hidden, gpt.heads, gpt.vocabulary, model.sequence);
   for (const StageLayers& stage : request.stages) {
     text += fmt::format("{} ", stage.layers);
   }

@@ -6,14 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "pipetrain/error.h"
-
 #include "pipetrain/progress.h"
 #include "train/mapping_guard.h"
+
 namespace pipetrain {
 
 MappedFile::MappedFile(const std::string& path, const std::string& flag) : path_(path) {
@@ -46,16 +47,16 @@ MappedFile::MappedFile(const std::string& path, const std::string& flag) : path_
   if (data_ == nullptr) {
     fail(fmt::format("cannot be mapped: {}", std::strerror(map_error)));
   }
-}
   guard_ =
       guard_mapping(bytes(), fmt::format("{} {}: cannot be read: it was truncated after it was "
                                          "opened, or its disk failed",
                                          flag, path));
+}
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) {
-    munmap(const_cast<std::byte*>(data_), bytes_);
     unguard_mapping(guard_);
+    munmap(const_cast<std::byte*>(data_), bytes_);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -19,12 +20,15 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const { return {data_, bytes_}; }
   const std::string& path() const { return path_; }
+  // Of the length and the content: the whole of it, or of a file of more than `blocks` blocks of
+  // 4 KiB as many, evenly spread from the first to the last. At least 2.
+  uint64_t checksum(size_t blocks) const;
 
  private:
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  class GuardedMapping* guard_ = nullptr;
 };
 
 }  // namespace pipetrain
-  class GuardedMapping* guard_ = nullptr;

@@ -12,9 +12,9 @@
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
 #include "pipetrain/schedule/lower.h"
-#include "pipetrain/train/start.h"
 #include "pipetrain/train/job.h"
 #include "pipetrain/train/planner.h"
+#include "pipetrain/train/start.h"
 
 namespace pipetrain {
 namespace {
@@ -137,7 +137,6 @@ class Planning {
     control_.require_equal(job->fingerprint(), "the job (its files, model or schedule)");
     return std::move(*job);
   }
-    control_.require_equal(common_flags(config_), "the flags");
 
  private:
   Watchdog::HostPhase host_phase(const std::string& what) {
@@ -147,6 +146,7 @@ class Planning {
   // Everything that can be wrong with the input, before anything is allocated.
   void prepare() {
     const Watchdog::HostPhase phase = host_phase("reads its input and waits for the others");
+    control_.require_equal(common_flags(config_), "the flags");
     agree(control_, [&] {
       inputs_.emplace(read_inputs(config_, control_.size(), control_.rank()));
       if (config_.schedule == "auto") {

@@ -202,6 +202,10 @@ std::span<const std::byte> SafetensorsFile::data(const TensorInfo& tensor) const
   return file_->bytes().subspan(data_begin_ + tensor.begin, tensor.end - tensor.begin);
 }
 
+uint64_t SafetensorsFile::checksum() const {
+  return file_->checksum(1024);
+}
+
 bool SafetensorsFile::readable(const TensorInfo& tensor) {
   return tensor.dtype == "F32" || tensor.dtype == "F16" || tensor.dtype == "BF16" ||
          tensor.dtype == "F64";

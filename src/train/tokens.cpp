@@ -135,6 +135,14 @@ TokenStream::TokenStream(TokenStream&&) noexcept = default;
 size_t TokenStream::size() const {
   return files_.back().first + files_.back().tokens;
 }
+std::string TokenStream::content() const {
+  constexpr size_t blocks = 1024;
+  uint64_t sum = 0;
+  for (const File& file : files_) {
+    sum = mix(sum ^ file.file.checksum(std::max<size_t>(blocks / files_.size(), 2)));
+  }
+  return fmt::format("{} tokens, checksum {:016x}", size(), sum);
+}
 bool TokenStream::shards() const {
   return files_.front().shard;
 }

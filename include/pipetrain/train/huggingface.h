@@ -35,6 +35,8 @@ class HuggingFaceWeights {
   HuggingFaceWeights(const std::string& directory, const GptConfig& config,
                      const std::string& flag = "--init");
 
+  // Of the file, see SafetensorsFile.
+  uint64_t checksum() const { return file_.checksum(); }
   // Real shape, row-major. A head that the file does not have is the embedding's matrix.
   std::vector<double> values(const Parameter& parameter) const;
 

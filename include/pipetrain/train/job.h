@@ -27,6 +27,7 @@ struct JobInputs {
   std::unique_ptr<DataSource> batches;
   std::unique_ptr<TokenStream> validation;  // --validation; null: none. Moves into the evaluation
   BudgetRequest request;                    // stages come with the schedule
+  std::string content;                      // checksums of the files
 };
 
 // A training run as it is planned: everything that is known before anything is allocated on a
@@ -45,7 +46,7 @@ struct Job : JobInputs {
   const schedule::LoweredSchedule& exchanged() const {
     return evaluation ? evaluation->lowered : lowered;
   }
-  // What ranks must have in common: sizes, precision, step, optimizer, the schedule.
+  // What ranks must have in common beside the flags: what is in the files, the model, the schedule.
   std::string fingerprint() const;
 };
 

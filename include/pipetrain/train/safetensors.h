@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,6 +37,8 @@ class SafetensorsFile {
   const TensorInfo* find(const std::string& name) const;               // nullptr: there is none
 
   std::span<const std::byte> data(const TensorInfo& tensor) const;
+  // Of 1024 blocks of 4 KiB of the file, or of the whole.
+  uint64_t checksum() const;
   // True for F32, F16, BF16, F64: what values() reads.
   static bool readable(const TensorInfo& tensor);
   // Elements first .. first + count - 1 as doubles, exactly. Throws UsageError on another type.

@@ -21,6 +21,10 @@ class TokenStream {
   TokenStream& operator=(TokenStream&&) = delete;
 
   size_t size() const;
+  // The number of tokens and a checksum of the files: of 1024 blocks of 4 KiB over all of them, or
+  // of the whole where they are smaller, but at least of the first and the last block of every
+  // file.
+  std::string content() const;
   bool shards() const;                                               // not bytes
   int natural_vocabulary() const { return shards() ? 50257 : 256; }  // where none is asked for
 
