@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 
 #include "kernels/types.h"
 #include "pipetrain/device/check.h"
@@ -29,8 +30,21 @@ void copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   }
 }
 
-void upload(std::byte* device, const void* host, size_t bytes) {
-  copy(device, host, bytes, cudaMemcpyHostToDevice);
+// Elements of `values`, which zeros follow, rounded to float first where T is not double.
+template <typename T>
+void upload(std::byte* device, const std::vector<double>& values, const ElementRange& elements) {
+  constexpr size_t most = size_t(1) << 20;
+  std::vector<T> piece;
+  for (size_t done = 0; done < elements.count; done += piece.size()) {
+    piece.assign(std::min(most, elements.count - done), T(0.0F));
+    for (size_t i = 0; i < piece.size() && elements.first + done + i < values.size(); ++i) {
+      const double value = values[elements.first + done + i];
+      piece[i] = std::is_same_v<T, double> ? T(value) : T(float(value));
+    }
+    copy(device + done * sizeof(T), piece.data(), piece.size() * sizeof(T), cudaMemcpyHostToDevice);
+    // A copy may outlast its call, but not this one: the piece is used again.
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
 }
 
 // The elements of a parameter that this rank can give: of a gradient the whole global batch's.
@@ -106,21 +120,17 @@ std::vector<std::byte> download(const LocalParameter& local, StoredTensor which,
 
 void set_weights(const ParameterStore& store, Precision precision, const ParameterValues& values) {
   for (const LocalParameter& local : store.parameters()) {
-    std::vector<double> exact = values(*local.parameter);
-    exact.resize(local.parameter->padded_elements, 0.0);
+    const std::vector<double> exact = values(*local.parameter);
+    const ElementRange all = {0, local.parameter->padded_elements};
     if (precision == Precision::fp64) {
-      upload(local.master, exact.data(), exact.size() * sizeof(double));
-      continue;
-    }
-    const std::vector<float> master(exact.begin(), exact.end());
-    if (local.weight_element < sizeof(float)) {
+      upload<double>(local.master, exact, all);
+    } else if (local.weight_element < sizeof(float)) {
       if (local.separate_master() && local.state.count > 0) {
-        upload(local.master, master.data() + local.state.first, local.state.count * sizeof(float));
+        upload<float>(local.master, exact, local.state);
       }
-      const std::vector<kernels::bf16> weight(master.begin(), master.end());
-      upload(local.weight, weight.data(), weight.size() * sizeof(kernels::bf16));
+      upload<kernels::bf16>(local.weight, exact, all);
     } else {
-      upload(local.weight, master.data(), master.size() * sizeof(float));
+      upload<float>(local.weight, exact, all);
     }
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // a copy may outlast its call
