@@ -34,6 +34,7 @@ constexpr size_t kPool = 6;
 // One placement and what was found for it, the best first.
 struct Option {
   Problem problem;
+  std::vector<Candidate> fixed;  // the schedules of the literature that fit
   std::vector<Candidate> pool;
 };
 
@@ -57,7 +58,7 @@ std::vector<Schedule> fixed_schedules(const Problem& problem) {
 }
 
 Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
-  Option option{Problem(request, kind, chunks), {}};
+  Option option{Problem(request, kind, chunks), {}, {}};
   const Problem& problem = option.problem;
   SearchRequest unlimited = request;
   unlimited.activation_limit.clear();
@@ -68,13 +69,14 @@ Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
     Words words = to_words(problem, schedule);
     if (!words.empty()) {
       const Cost cost = evaluator.run(words);
-      option.pool.push_back({std::move(words), cost, schedule.name});
+      option.fixed.push_back({std::move(words), cost, schedule.name});
     }
     words = to_words(without_limit, schedule);
     if (!words.empty()) {
       sources.push_back(std::move(words));
     }
   }
+  option.pool = option.fixed;
   constexpr size_t kRounds = 3;
   const size_t runs = policy_runs(problem, request.effort) / kRounds;
   if (kind == Placement::Kind::v) {
@@ -104,6 +106,30 @@ void refine(Option& option, double effort) {
       candidate = anneal(option.problem, candidate, moves / 3 / option.pool.size(), seed++);
     }
   }
+}
+
+double peak_memory(const Problem& problem, const Words& words) {
+  double peak = 0;
+  for (const Word& word : words) {
+    double held = 0;
+    for (const Letter& letter : word) {
+      held += problem.memory(letter.step);
+      peak = std::max(peak, held);
+    }
+  }
+  return peak;
+}
+
+// What was found, or a schedule of the literature that is as good and holds less.
+const Candidate& choice(const Option& option) {
+  const Candidate* chosen = &option.pool.front();
+  for (const Candidate& fixed : option.fixed) {
+    if (!chosen->cost.better_than(fixed.cost) &&
+        peak_memory(option.problem, fixed.words) < peak_memory(option.problem, chosen->words)) {
+      chosen = &fixed;
+    }
+  }
+  return *chosen;
 }
 
 DoesNotFit does_not_fit(double limit) {
@@ -168,9 +194,10 @@ SearchResult search(const SearchRequest& request) {
   }
   std::stable_sort(options.begin(), options.end(), better);
   const Option& best = options.front();
-  Schedule schedule = to_schedule(best.problem, best.pool.front().words);
+  const Candidate& chosen = choice(best);
+  Schedule schedule = to_schedule(best.problem, chosen.words);
   Simulation simulation = simulate(schedule, request.costs);
-  return {std::move(schedule), std::move(simulation), best.pool.front().origin};
+  return {std::move(schedule), std::move(simulation), chosen.origin};
 }
 
 }  // namespace pipetrain::schedule

@@ -113,6 +113,13 @@ TEST(Search, WithoutTimeToSearchItStillReturnsTheBestFixedSchedule) {
   }
 }
 
+// One rank has no bubble whatever it does.
+TEST(Search, OfEqualSchedulesTakesTheOneThatHoldsLess) {
+  SearchRequest request;
+  request.microbatches = 16;
+  EXPECT_EQ(search(request).simulation.ranks[0].peak_activations, 1);
+}
+
 TEST(Search, LoopsOfSeveralChunksKeepTheOrderOfMessages) {
   for (const double limit : {6.0, 8.0}) {
     for (int chunks = 2; chunks <= 4; ++chunks) {
