@@ -346,6 +346,7 @@ PlanOptions BenchOptions::plan(int ranks) const {
   options.costs = costs;
   options.bytes = bandwidth > 0 ? double(bytes) : 0;
   options.bandwidth = bandwidth;
+  options.lowered = true;
   return options;
 }
 

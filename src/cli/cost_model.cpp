@@ -75,12 +75,11 @@ std::vector<std::string> link_names() {
   return names;
 }
 
-schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Placement& placement,
-                              const DeviceModel& device, const LinkModel& link) {
+Profile predict_profile(const BudgetRequest& request, int ranks, const DeviceModel& device,
+                        const LinkModel& link) {
   const double c = request.model.hidden;
   const double t = request.shape.sequence;
-  const double rows = request.shape.rows();
-  const double flops_per_ms = device.flops * assumed_efficiency / 1000;
+  const double rows_per_flops = request.shape.rows() / (device.flops * assumed_efficiency / 1000);
   // Of a layer, per token: qkv, the attention's projection, fc and its projection.
   const double matmuls = (6 + 2 + 8 + 8) * c * c;
   const double attention = 2 * c * t;
@@ -90,30 +89,15 @@ schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Plac
                                                                  : 16 * c * c + attention;
   const double deferred = slots.defer == Defer::all ? matmuls : 14 * c * c;
   const double head = 2 * c * request.model.padded_vocabulary();
-  schedule::Costs costs;
-  costs.forward.clear();
-  costs.backward_input.clear();
-  costs.backward_weight.clear();
-  // A mirrored rank runs each of its two stages for half of the micro-batches.
-  const double share = placement.kind() == schedule::Placement::Kind::mirrored ? 0.5 : 1;
-  for (int rank = 0; rank < placement.ranks(); ++rank) {
-    double layers = 0;
-    double heads = 0;
-    for (const StageLayers& stage : held_stages(request, placement, rank)) {
-      layers += share * stage.layers;
-      heads += stage.head ? share : 0;
-    }
-    costs.forward.push_back(rows * (layers * (matmuls + attention) + heads * 3 * head) /
-                            flops_per_ms);
-    costs.backward_input.push_back(rows * layers * (again + 2 * (matmuls + attention) - deferred) /
-                                   flops_per_ms);
-    costs.backward_weight.push_back(rows * layers * deferred / flops_per_ms);
-  }
+  DeviceProfile parts;
+  parts.block.forward = rows_per_flops * (matmuls + attention);
+  parts.block.backward_input = rows_per_flops * (again + 2 * (matmuls + attention) - deferred);
+  parts.block.backward_weight = rows_per_flops * deferred;
+  parts.block.backward = parts.block.backward_input + parts.block.backward_weight;
+  parts.head.forward = rows_per_flops * 3 * head;
   const double bytes = double(message_bytes(request.model, request.shape, request.precision));
-  costs.weight_memory = weight_memory(request, placement);
-  costs.latency = link.alpha_ms;
-  costs.transfer = bytes / link.bytes_per_ms(bytes);
-  return costs;
+  return {.ranks = std::vector<DeviceProfile>(size_t(ranks), parts),
+          .link = {.latency = link.alpha_ms, .transfer = bytes / link.bytes_per_ms(bytes)}};
 }
 
 }  // namespace pipetrain

@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "pipetrain/schedule/placement.h"
-#include "pipetrain/schedule/simulate.h"
 #include "pipetrain/train/budget.h"
+#include "pipetrain/train/profile.h"
 
 namespace pipetrain {
 
@@ -39,12 +38,13 @@ std::vector<std::string> link_names();
 // The share of the peak that matmuls are taken to reach.
 constexpr double assumed_efficiency = 0.5;
 
-// Milliseconds per micro-batch of every rank's whole share, on `device` with hand-offs over `link`.
-// The head is computed forward and backward in F of the last stage; layers cost 24C^2 + 2CT
-// floating point operations per token forward, twice that backward, the attention's part of it in
-// I. To I come what is computed again, the forward's share of that, and the weight gradients that
-// are not deferred. weight_memory is that of the slots.
-schedule::Costs predict_costs(const BudgetRequest& request, const schedule::Placement& placement,
-                              const DeviceModel& device, const LinkModel& link);
+// What measure_profile() would find on `ranks` such devices: milliseconds per micro-batch on
+// `device` with hand-offs over `link`. Only sums of I and W are known of a whole backward. The head
+// is computed forward and backward in F of the last stage; layers cost 24C^2 + 2CT floating point
+// operations per token forward, twice that backward, the attention's part of it in I. To I come
+// what is computed again, the forward's share of that, and the weight gradients that are not
+// deferred.
+Profile predict_profile(const BudgetRequest& request, int ranks, const DeviceModel& device,
+                        const LinkModel& link);
 
 }  // namespace pipetrain

@@ -14,11 +14,13 @@
 #include "pipetrain/schedule/lower.h"
 #include "pipetrain/schedule/search.h"
 #include "pipetrain/schedule/validate.h"
+#include "pipetrain/train/planner.h"
 
 namespace pipetrain {
 namespace {
 
 constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+
 double limit_of(const std::vector<double>& limits, size_t rank) {
   return limits.size() == 1 ? limits.front() : limits[rank];
 }
@@ -32,6 +34,12 @@ struct Reason {
 
   bool none() const { return detail.empty(); }
 };
+
+// Bytes that a rank may take.
+double memory_limit(const PlanOptions& options) {
+  return options.model.memory_limit ? *options.model.memory_limit * gib
+                                    : double(device_model(options.model.device).memory_bytes);
+}
 
 // The first rank above --activation-limit or its memory.
 Reason does_not_fit(const Plan& plan, const PlanOptions& options) {
@@ -47,9 +55,7 @@ Reason does_not_fit(const Plan& plan, const PlanOptions& options) {
   if (plan.budgets.empty()) {
     return {};
   }
-  const double limit = options.model.memory_limit
-                           ? *options.model.memory_limit * gib
-                           : double(device_model(options.model.device).memory_bytes);
+  const double limit = memory_limit(options);
   for (size_t rank = 0; rank < plan.budgets.size(); ++rank) {
     if (double(plan.budgets[rank].total()) > limit) {
       return {fmt::format("the {} of {}", readable_bytes(size_t(limit)),
@@ -76,7 +82,20 @@ void count_transfers(const schedule::LoweredSchedule& lowered, Plan* plan) {
   }
 }
 
-// Link and times of the model flags; --latency and --bandwidth come before the link's figures.
+// Of the model flags; --latency and --bandwidth come before the link's figures.
+Profile predicted_profile(const PlanOptions& options, const BudgetRequest& request, int ranks,
+                          const LinkModel& link) {
+  Profile profile = predict_profile(request, ranks, device_model(options.model.device), link);
+  if (options.has("--latency")) {
+    profile.link.latency = options.costs.latency;
+  }
+  if (options.bandwidth > 0) {
+    const size_t bytes = message_bytes(request.model, request.shape, request.precision);
+    profile.link.transfer = double(bytes) / options.bandwidth;
+  }
+  return profile;
+}
+
 void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowered,
              const LinkModel& link, Plan* plan) {
   BudgetRequest request = options.model.request();
@@ -89,12 +108,11 @@ void predict(const PlanOptions& options, const schedule::LoweredSchedule& lowere
   }
   plan->message_bytes = double(message_bytes(request.model, request.shape, request.precision));
   schedule::Costs costs =
-      predict_costs(request, lowered.placement, device_model(options.model.device), link);
+      profiled_costs(predicted_profile(options, request, lowered.placement.ranks(), link), request,
+                     lowered.placement);
   costs.weight_memory =
       options.has("--weight-memory") ? options.costs.weight_memory : costs.weight_memory;
   plan->weight_memory = costs.weight_memory;
-  costs.latency = options.has("--latency") ? options.costs.latency : costs.latency;
-  costs.transfer = options.bandwidth > 0 ? plan->message_bytes / options.bandwidth : costs.transfer;
   plan->hop_ms = costs.latency + costs.transfer;
   plan->simulation = simulate(lowered, costs);
 }
@@ -120,35 +138,41 @@ Plan make_plan(schedule::Schedule schedule, const PlanOptions& options, const Li
   return plan;
 }
 
-// What the search plans with: the model's times when every rank holds one stage.
-schedule::Costs costs_of_one_stage_per_rank(const PlanOptions& options) {
-  const schedule::Placement placement(schedule::Placement::Kind::loop, options.ranks, 1,
-                                      options.microbatches);
-  BudgetRequest request = options.model.request();
-  request.stages = partition(request.model.layers, options.ranks);
-  schedule::Costs costs = predict_costs(request, placement, device_model(options.model.device),
-                                        link_model(options.model.link));
-  costs.latency += costs.transfer;
-  costs.transfer = 0;
-  costs.weight_memory =
-      options.has("--weight-memory") ? options.costs.weight_memory : costs.weight_memory;
-  return costs;
+schedule::Objective objective_of(const PlanOptions& options) {
+  return options.objective == "span" ? schedule::Objective::span : schedule::Objective::makespan;
 }
 
+// As train plans, with predicted times for measured ones.
+schedule::Schedule planned(const PlanOptions& options, const LinkModel& link) {
+  PlanRequest request{
+      .budget = options.model.request(),
+      .ranks = options.ranks,
+      .microbatches = options.microbatches,
+      .chunks = options.chunks > 0 ? std::optional(options.chunks) : std::nullopt,
+      .layers_per_stage = options.model.layers_per_stage,
+      .profile = {},
+      .memory = std::vector<size_t>(size_t(options.ranks), size_t(memory_limit(options))),
+      .activation_limit = options.activation_limit,
+      .objective = objective_of(options)};
+  if (options.has("--weight-memory")) {
+    request.weight_memory = options.costs.weight_memory;
+  }
+  request.profile = predicted_profile(options, request.budget, options.ranks, link);
+  return plan_auto(request).schedule;
+}
+
+// For the times given.
 schedule::Schedule searched(const PlanOptions& options) {
   schedule::SearchRequest request{.ranks = options.ranks,
                                   .microbatches = options.microbatches,
                                   .costs = options.costs,
                                   .activation_limit = options.activation_limit,
-                                  .objective = options.objective == "span"
-                                                   ? schedule::Objective::span
-                                                   : schedule::Objective::makespan,
+                                  .objective = objective_of(options),
                                   .max_chunks = std::max(options.chunks, 1),
-                                  .allow_v = options.chunks != 1};
-  if (options.model.given()) {
-    request.costs = costs_of_one_stage_per_rank(options);
-  } else if (options.bytes > 0) {
-    request.costs.latency += options.bytes / options.bandwidth;
+                                  .allow_v = options.chunks != 1,
+                                  .lowered = options.lowered};
+  if (options.bytes > 0) {
+    request.costs.transfer += options.bytes / options.bandwidth;
   }
   return schedule::search(request).schedule;
 }
@@ -171,7 +195,8 @@ schedule::Schedule requested_schedule(const std::string& name, const PlanOptions
     return schedule::read_csv(name.substr(4));
   }
   if (name == "auto") {
-    return searched(options);
+    return options.model.given() ? planned(options, link_model(options.model.link))
+                                 : searched(options);
   }
   schedule::Request request{.name = name,
                             .ranks = options.ranks,

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <optional>
 
 #include "pipetrain/error.h"
+#include "pipetrain/progress.h"
 #include "pipetrain/schedule/generate.h"
+#include "pipetrain/schedule/lower.h"
 #include "schedule/search_block.h"
 #include "schedule/search_moves.h"
 #include "schedule/search_policy.h"
@@ -34,38 +37,20 @@ constexpr size_t kPool = 6;
 // One placement and what was found for it, the best first.
 struct Option {
   Problem problem;
-  std::vector<Candidate> fixed;  // the schedules of the literature that fit
+  std::vector<Candidate> fixed;     // the schedules of the literature that fit
+  std::vector<Candidate> explored;  // the pool before its letters were moved
   std::vector<Candidate> pool;
 };
 
-std::vector<Schedule> fixed_schedules(const Problem& problem) {
-  std::vector<Schedule> schedules;
-  for (const std::string& name : schedule_names()) {
-    for (const int chunks : {0, problem.chunks}) {
-      try {
-        Schedule schedule = generate({name, problem.ranks, problem.microbatches, chunks, 0});
-        if (schedule.placement.kind() == problem.placement.kind() &&
-            schedule.placement.chunks() == problem.chunks && schedule.update == Update::step) {
-          schedules.push_back(std::move(schedule));
-          break;
-        }
-      } catch (const UsageError&) {
-        // This schedule refuses these numbers.
-      }
-    }
-  }
-  return schedules;
-}
-
-Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
-  Option option{Problem(request, kind, chunks), {}, {}};
+Option explore(const SearchRequest& request, Placement::Kind kind, int chunks, double effort) {
+  Option option{Problem(request, kind, chunks), {}, {}, {}};
   const Problem& problem = option.problem;
   SearchRequest unlimited = request;
   unlimited.activation_limit.clear();
   const Problem without_limit(unlimited, kind, chunks);
   Evaluator evaluator(problem);
   std::vector<Words> sources;
-  for (const Schedule& schedule : fixed_schedules(problem)) {
+  for (const Schedule& schedule : fixed_schedules(problem.placement)) {
     Words words = to_words(problem, schedule);
     if (!words.empty()) {
       const Cost cost = evaluator.run(words);
@@ -78,7 +63,7 @@ Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
   }
   option.pool = option.fixed;
   constexpr size_t kRounds = 3;
-  const size_t runs = policy_runs(problem, request.effort) / kRounds;
+  const size_t runs = policy_runs(problem, effort) / kRounds;
   if (kind == Placement::Kind::v) {
     Candidate block = search_blocks(problem, runs / 2, 1);
     if (!block.words.empty()) {
@@ -93,6 +78,7 @@ Option explore(const SearchRequest& request, Placement::Kind kind, int chunks) {
       sources.push_back(option.pool.front().words);
     }
   }
+  option.explored = option.pool;
   return option;
 }
 
@@ -132,6 +118,50 @@ const Candidate& choice(const Option& option) {
   return *chosen;
 }
 
+double value_of(const Simulation& simulation, Objective objective) {
+  return objective == Objective::span ? simulation.span : simulation.makespan;
+}
+
+// Messages, gates and slots only delay, so candidates that take as long without them as another
+// does with them are not looked at.
+SearchResult best_lowered(const std::vector<Option>& options, const SearchRequest& request) {
+  struct Entry {
+    const Problem* problem;
+    const Candidate* candidate;
+  };
+  std::vector<Entry> entries;
+  for (const Option& option : options) {
+    for (const auto* candidates : {&option.pool, &option.explored, &option.fixed}) {
+      for (const Candidate& candidate : *candidates) {
+        entries.push_back({&option.problem, &candidate});
+      }
+    }
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& x, const Entry& y) {
+    return x.candidate->cost.objective < y.candidate->cost.objective;
+  });
+  std::optional<SearchResult> best;
+  double least_memory = 0;
+  constexpr double rounding = 1 + 1e-9;
+  for (const Entry& entry : entries) {
+    const double limit =
+        best ? value_of(best->simulation, request.objective) : entry.candidate->cost.objective;
+    if (entry.candidate->cost.objective > limit * rounding) {
+      break;
+    }
+    report_progress();
+    Schedule schedule = to_schedule(*entry.problem, entry.candidate->words);
+    Simulation simulation = simulate(lower(schedule), request.costs);
+    const double value = value_of(simulation, request.objective);
+    const double memory = peak_memory(*entry.problem, entry.candidate->words);
+    if (!best || value * rounding < limit || (value <= limit * rounding && memory < least_memory)) {
+      best = {std::move(schedule), std::move(simulation), entry.candidate->origin};
+      least_memory = memory;
+    }
+  }
+  return std::move(best).value();
+}
+
 DoesNotFit does_not_fit(double limit) {
   return DoesNotFit(fmt::format(
       "--activation-limit {}: no schedule fits; a rank holds at least one micro-batch, which is 1",
@@ -166,16 +196,40 @@ void check(const SearchRequest& request) {
 
 }  // namespace
 
+std::vector<Schedule> fixed_schedules(const Placement& placement) {
+  std::vector<Schedule> schedules;
+  for (const std::string& name : schedule_names()) {
+    for (const int chunks : {0, placement.chunks()}) {
+      try {
+        Schedule schedule =
+            generate({name, placement.ranks(), placement.microbatches(), chunks, 0});
+        if (schedule.placement.kind() == placement.kind() &&
+            schedule.placement.chunks() == placement.chunks() && schedule.update == Update::step) {
+          schedules.push_back(std::move(schedule));
+          break;
+        }
+      } catch (const UsageError&) {
+        // This schedule refuses these numbers.
+      }
+    }
+  }
+  return schedules;
+}
+
 SearchResult search(const SearchRequest& request) {
   check(request);
   // Checks counts and times.
   simulate(generate({"1f1b", request.ranks, request.microbatches, 0, 0}), request.costs);
+  // More placements than a loop or two and the V share what is spent on these.
+  const int placements =
+      std::max(0, request.max_chunks - request.min_chunks + 1) + (request.allow_v ? 1 : 0);
+  const double effort = request.effort * 3 / std::max(3, placements);
   std::vector<Option> options;
   for (int chunks = request.min_chunks; chunks <= request.max_chunks; ++chunks) {
-    options.push_back(explore(request, Placement::Kind::loop, chunks));
+    options.push_back(explore(request, Placement::Kind::loop, chunks, effort));
   }
   if (request.allow_v) {
-    options.push_back(explore(request, Placement::Kind::v, 2));
+    options.push_back(explore(request, Placement::Kind::v, 2, effort));
   }
   const auto better = [](const Option& x, const Option& y) {
     return !x.pool.empty() &&
@@ -189,8 +243,11 @@ SearchResult search(const SearchRequest& request) {
   const double close = 1.03 * options.front().pool.front().cost.objective;
   for (Option& option : options) {
     if (!option.pool.empty() && option.pool.front().cost.objective <= close) {
-      refine(option, request.effort);
+      refine(option, effort);
     }
+  }
+  if (request.lowered) {
+    return best_lowered(options, request);
   }
   std::stable_sort(options.begin(), options.end(), better);
   const Option& best = options.front();

@@ -87,6 +87,12 @@ std::vector<Action> with_whole_backwards(const std::vector<Action>& actions) {
   return result;
 }
 
+// What is minimised.
+double value_of(const PlanRequest& request, const AutoPlan& plan) {
+  return request.objective == schedule::Objective::span ? plan.simulation.span
+                                                        : plan.simulation.makespan;
+}
+
 // One placement with one partition.
 class Option {
  public:
@@ -100,6 +106,7 @@ class Option {
       throw does_not_fit(request, budget_.stages, least_, rank, "one micro-batch at a time");
     }
     costs_ = profiled_costs(request.profile, budget_, placement);
+    costs_.weight_memory = request.weight_memory.value_or(costs_.weight_memory);
   }
 
   AutoPlan plan() const {
@@ -112,10 +119,15 @@ class Option {
     AutoPlan best = finish(one_at_a_time(placement_), activation_limits(), "one at a time");
     const auto keep_better = [&](AutoPlan other) {
       std::vector<double> unused = other.activation_limit;
-      if (!lower_limits(other, &unused) && other.simulation.makespan < best.simulation.makespan) {
+      if (!lower_limits(other, &unused) && value_of(request_, other) < value_of(request_, best)) {
         best = std::move(other);
       }
     };
+    for (Schedule& fixed : schedule::fixed_schedules(placement_)) {
+      const std::string name = fixed.name;
+      fixed.name = "auto";
+      keep_better(finish(std::move(fixed), activation_limits(), name));
+    }
     constexpr double never = 1e9;  // slots between I and W: no backward is split
     keep_better(search(activation_limits(), never));
     for (int i = 1; i < most_searches; ++i) {
@@ -143,7 +155,11 @@ class Option {
       const double left = double(request_.memory.at(size_t(rank)) - budget.total()) +
                           double(budget.activation_slots);
       const double all = placement_.microbatches() * std::max(costs_.weight_memory, 1.0);
-      limits.push_back(std::clamp(left / share_bytes(rank), 1.0, all));
+      double limit = left / share_bytes(rank);
+      if (const std::vector<double>& asked = request_.activation_limit; !asked.empty()) {
+        limit = std::min(limit, asked[asked.size() == 1 ? 0 : size_t(rank)]);
+      }
+      limits.push_back(std::clamp(limit, 1.0, all));
     }
     return limits;
   }
@@ -170,10 +186,11 @@ class Option {
                                     .microbatches = placement_.microbatches(),
                                     .costs = costs_,
                                     .activation_limit = limits,
-                                    .objective = schedule::Objective::makespan,
+                                    .objective = request_.objective,
                                     .min_chunks = loop ? placement_.chunks() : 2,
                                     .max_chunks = loop ? placement_.chunks() : 1,
                                     .allow_v = !loop,
+                                    .lowered = true,
                                     .effort = request_.effort};
     request.costs.weight_memory = weight_memory;
     schedule::SearchResult found = schedule::search(request);
@@ -335,7 +352,7 @@ AutoPlan plan_auto(const PlanRequest& request) {
         AutoPlan plan = Option(request, placement,
                                partition(request.budget.model.layers, placement.stages(), layers))
                             .plan();
-        if (!best || plan.simulation.makespan < best->simulation.makespan) {
+        if (!best || value_of(request, plan) < value_of(request, *best)) {
           best = std::move(plan);
         }
       });

@@ -1,9 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "cli/cost_model.h"
 #include "cli/plan.h"
 #include "cli/program.h"
 #include "pipetrain/train/job.h"
+#include "pipetrain/train/planner.h"
 
 // What `pipetrain plan` predicts with model flags.
 
@@ -60,6 +64,41 @@ TEST(ModelPlan, MemoryIsTheBudgetThatTrainAllocates) {
   }
 }
 
+Plan plan_of_gpt2(const std::string& schedule, std::optional<double> memory_limit) {
+  PlanOptions options;
+  options.schedule = schedule;
+  options.ranks = 4;
+  options.microbatches = 8;
+  options.model.model = "gpt2-1558m";
+  options.model.microbatch_size = 4;
+  options.model.memory_limit = memory_limit;
+  options.model.link = "pcie4";
+  return make_plans(options).front();
+}
+
+size_t most_memory(const Plan& plan) {
+  size_t most = 0;
+  for (const Budget& budget : plan.budgets) {
+    most = std::max(most, budget.total());
+  }
+  return most;
+}
+
+TEST(ModelPlan, AutoIsNoSlowerThanAScheduleOfTheLiteratureThatFits) {
+  const double free = plan_of_gpt2("auto", std::nullopt).simulation.makespan;
+  for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"}) {
+    const Plan plan = plan_of_gpt2(schedule, std::nullopt);
+    EXPECT_LE(free, plan.simulation.makespan * (1 + 1e-9)) << schedule;
+  }
+  for (const char* schedule : {"zb-v", "v-min"}) {
+    const double limit = double(most_memory(plan_of_gpt2(schedule, std::nullopt))) / (1 << 30);
+    const Plan fixed = plan_of_gpt2(schedule, limit);
+    const Plan found = plan_of_gpt2("auto", limit);
+    EXPECT_LE(found.simulation.makespan, fixed.simulation.makespan * (1 + 1e-9)) << schedule;
+    EXPECT_LE(double(most_memory(found)), limit * (1 << 30)) << schedule;
+  }
+}
+
 TEST(ModelPlan, WhatIsComputedAgainMakesTheInputGradientLonger) {
   const schedule::Placement placement(schedule::Placement::Kind::loop, 4, 1, 8);
   const auto costs = [&](const SlotPolicy& policy) {
@@ -68,7 +107,8 @@ TEST(ModelPlan, WhatIsComputedAgainMakesTheInputGradientLonger) {
                           .precision = Precision::bf16,
                           .stages = partition(36, 4),
                           .slots = policy};
-    return predict_costs(request, placement, device_model("h100"), link_model("nvlink"));
+    const Profile profile = predict_profile(request, 4, device_model("h100"), link_model("nvlink"));
+    return profiled_costs(profile, request, placement);
   };
   const schedule::Costs kept = costs({});
   const double c = 1280;

@@ -120,6 +120,30 @@ TEST(Search, OfEqualSchedulesTakesTheOneThatHoldsLess) {
   EXPECT_EQ(search(request).simulation.ranks[0].peak_activations, 1);
 }
 
+// A schedule that is short by itself may wait long for its messages.
+TEST(Search, AskedForTheLoweredFormItIsNoWorseThereThanAnyFixedSchedule) {
+  for (const double latency : {0.1, 1.0}) {
+    for (const int ranks : {3, 4}) {
+      SearchRequest request;
+      request.ranks = ranks;
+      request.microbatches = 12;
+      request.costs = times(1.5, 1, 2, latency);
+      request.costs.transfer = latency / 4;
+      request.allow_v = true;
+      request.lowered = true;
+      request.effort = 0.2;
+      const SearchResult result = search(request);
+      const double makespan = simulate(lower(result.schedule), request.costs).makespan;
+      EXPECT_EQ(result.simulation.makespan, makespan);
+      for (const char* name : {"gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min"}) {
+        const Schedule fixed = generate(pipetrain::schedule::request(name, ranks, 12));
+        EXPECT_LE(makespan, simulate(lower(fixed), request.costs).makespan * (1 + 1e-9))
+            << name << " on " << ranks << " ranks, latency " << latency;
+      }
+    }
+  }
+}
+
 TEST(Search, LoopsOfSeveralChunksKeepTheOrderOfMessages) {
   for (const double limit : {6.0, 8.0}) {
     for (int chunks = 2; chunks <= 4; ++chunks) {

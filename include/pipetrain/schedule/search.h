@@ -22,14 +22,20 @@ struct SearchRequest {
   int min_chunks = 1;    // loop placements with min_chunks..max_chunks chunks per rank; none where
   int max_chunks = 1;    // min_chunks is larger
   bool allow_v = false;  // the V placement with two chunks per rank
-  double effort = 1;     // scales the numbers of trials, which depend on the size else
+  // The best of what is found is that whose lowered form (lower.h) takes least, with its messages,
+  // gates and slots; what a message takes is costs.latency and costs.transfer.
+  bool lowered = false;
+  double effort = 1;  // scales the numbers of trials, which depend on the size else
 };
 
 struct SearchResult {
   Schedule schedule;
-  Simulation simulation;
-  std::string origin;  // how it was found: "list scheduling", "zb-v and moves", ...
+  Simulation simulation;  // of the lowered form where that was asked for
+  std::string origin;     // how it was found: "list scheduling", "zb-v and moves", ...
 };
+
+// The schedules of generate() with this placement that update the weights once per step.
+std::vector<Schedule> fixed_schedules(const Placement& placement);
 
 // Searches a schedule for the given times, none of whose ranks ever holds more than the limit. The
 // result is the same on every machine: fixed numbers of trials and fixed seeds. Never worse than

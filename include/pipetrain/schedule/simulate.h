@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "pipetrain/schedule/schedule.h"
@@ -50,8 +51,9 @@ struct Simulation {
   std::vector<RankResult> ranks;
   std::vector<Interval> transfers;  // lowered lists only
 
-  double bubble_fraction() const { return (makespan - ideal) / makespan; }
-  double bubble_fraction_span() const { return (span - ideal) / span; }
+  // Rounding must not make an idle time of 0 a negative one.
+  double bubble_fraction() const { return std::max(0.0, makespan - ideal) / makespan; }
+  double bubble_fraction_span() const { return std::max(0.0, span - ideal) / span; }
   double bubble_over_ideal() const { return (makespan - ideal) / ideal; }
 };
 

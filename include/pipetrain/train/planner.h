@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pipetrain/schedule/schedule.h"
+#include "pipetrain/schedule/search.h"
 #include "pipetrain/schedule/simulate.h"
 #include "pipetrain/train/budget.h"
 #include "pipetrain/train/profile.h"
@@ -22,7 +23,11 @@ struct PlanRequest {
   bool balance = false;               // --balance measured
   Profile profile;
   std::vector<size_t> memory;  // bytes that each pipeline rank may take
-  double effort = 1;           // of the search
+  // auto: besides what the memory allows; as in SearchRequest.
+  std::vector<double> activation_limit = {};
+  schedule::Objective objective = schedule::Objective::makespan;
+  std::optional<double> weight_memory = {};  // instead of what the slots hold
+  double effort = 1;                         // of the search
 };
 
 // A schedule for a partition, and what it was planned with.
@@ -54,11 +59,12 @@ std::vector<schedule::Placement> auto_placements(int ranks, int microbatches,
 std::vector<StageLayers> plan_partition(const PlanRequest& request,
                                         const schedule::LoweredSchedule& schedule);
 
-// Partition and schedule with the shortest step: for every placement one or two partitions, then a
-// schedule searched for their times in the memory that is left. The search counts what is held
-// together at any time; where the pools, whose peaks need not come together, are larger than that,
-// it searches with less, and without split backwards, which need no gradient slots. Whole backwards
-// replace I and W wherever the step does not get longer. Throws DoesNotFit with the budget.
+// Partition and schedule with the shortest step (or span): for every placement one or two
+// partitions, then a schedule searched for their times in the memory that is left. The search
+// counts what is held together at any time; where the pools, whose peaks need not come together,
+// are larger than that, it searches with less, and without split backwards, which need no gradient
+// slots. Whole backwards replace I and W wherever the step does not get longer. Throws DoesNotFit
+// with the budget.
 AutoPlan plan_auto(const PlanRequest& request);
 
 // Lines for people: times, limits and what was chosen.
