@@ -144,10 +144,12 @@ Command add_plan(CLI::App& main) {
             options->check();
             const std::vector<Plan> plans = make_plans(*options);
             if (options->microbatches < 4 * options->ranks && options->ranks > 1) {
+              const double fill = options->ranks - 1;
               fmt::print(stderr,
-                         "pipetrain: warning: {} micro-batches on {} ranks: below 4 per rank the "
-                         "bubble of 1f1b is over 20%\n",
-                         options->microbatches, options->ranks);
+                         "pipetrain: warning: {} micro-batches on {} ranks: the bubble of 1f1b is "
+                         "{:.3g}%; 4 per rank or more keep it below 20%\n",
+                         options->microbatches, options->ranks,
+                         100 * fill / (options->microbatches + fill));
             }
             write_output(in_format(plans, *options), options->output);
             return 0;

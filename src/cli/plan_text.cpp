@@ -3,10 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 namespace pipetrain {
 namespace {
+
+// What rounding made of a percentage of 0 is 0, not -0.
+double without_rounding(double percentage) {
+  return std::round(percentage * 1e6) / 1e6 + 0.0;
+}
 
 double peak_activations(const Plan& plan) {
   double peak = 0;
@@ -26,11 +32,11 @@ size_t peak_bytes(const Plan& plan) {
 
 std::string row(const Plan& plan) {
   const schedule::Placement& placement = plan.schedule.placement;
-  std::string text =
-      fmt::format("{:<14}{:>5}{:>7}{:>8}{:>11.5g}{:>11.5g}{:>8.1f}%{:>10.4g}{:>10}",
-                  plan.schedule.name, placement.ranks(), placement.chunks(),
-                  placement.microbatches(), plan.simulation.makespan, plan.simulation.span,
-                  100 * plan.simulation.bubble_fraction(), peak_activations(plan), plan.transfers);
+  std::string text = fmt::format(
+      "{:<14}{:>5}{:>7}{:>8}{:>11.5g}{:>11.5g}{:>8.1f}%{:>10.4g}{:>10}", plan.schedule.name,
+      placement.ranks(), placement.chunks(), placement.microbatches(), plan.simulation.makespan,
+      plan.simulation.span, without_rounding(100 * plan.simulation.bubble_fraction()),
+      peak_activations(plan), plan.transfers);
   if (!plan.budgets.empty()) {
     text += fmt::format("{:>12}", readable_bytes(peak_bytes(plan)));
   }

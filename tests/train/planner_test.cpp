@@ -126,8 +126,16 @@ TEST(Planner, AutoIsSoundAndNoScheduleThatFitsIsShorter) {
     for (const int ranks : {2, 4}) {
       PlanRequest request = asked(ranks, 2 * ranks);
       request.balance = balance;
-      for (const double part : {1.0, 0.8, 0.6}) {
+      PlanRequest one_microbatch = request;
+      one_microbatch.microbatches = 1;
+      const size_t least = largest_budget(one_microbatch, plan_auto(one_microbatch));
+      size_t largest = 0;
+      for (const double part : {1.0, 1.0, 0.5, 0.1}) {  // at first without a limit
+        if (largest > 0) {
+          request.memory.assign(size_t(ranks), least + size_t(double(largest - least) * part));
+        }
         const AutoPlan plan = plan_auto(request);
+        largest = largest > 0 ? largest : std::max(least, largest_budget(request, plan));
         EXPECT_TRUE(validate(plan.schedule).empty());
         EXPECT_NO_THROW(validate(lower(plan.schedule)));
         EXPECT_LE(largest_budget(request, plan), request.memory.front());
@@ -138,7 +146,6 @@ TEST(Planner, AutoIsSoundAndNoScheduleThatFitsIsShorter) {
           EXPECT_LE(plan.simulation.makespan, makespan_of(name, request) * (1 + 1e-9))
               << name << " p=" << ranks << " balance " << balance << " part " << part;
         }
-        request.memory.assign(size_t(ranks), size_t(double(largest_budget(request, plan)) * part));
       }
     }
   }

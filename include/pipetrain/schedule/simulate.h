@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "pipetrain/schedule/schedule.h"
@@ -51,9 +50,8 @@ struct Simulation {
   std::vector<RankResult> ranks;
   std::vector<Interval> transfers;  // lowered lists only
 
-  // Rounding must not make an idle time of 0 a negative one.
-  double bubble_fraction() const { return std::max(0.0, makespan - ideal) / makespan; }
-  double bubble_fraction_span() const { return std::max(0.0, span - ideal) / span; }
+  double bubble_fraction() const { return (makespan - ideal) / makespan; }
+  double bubble_fraction_span() const { return (span - ideal) / span; }
   double bubble_over_ideal() const { return (makespan - ideal) / ideal; }
 };
 
