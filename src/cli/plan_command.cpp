@@ -30,10 +30,8 @@ void add_schedule_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--microbatches", options.microbatches, "micro-batches per step m")
       ->capture_default_str();
   app.add_option("--chunks", options.chunks,
-                 "chunks per rank v; default: the schedule's own. auto: up to so many; 1: no V")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--group", options.group, "interleaved: group N; default min(p, m)")
-      ->check(CLI::PositiveNumber);
+                 "chunks per rank v; default: the schedule's own. auto: up to so many; 1: no V");
+  app.add_option("--group", options.group, "interleaved: group N; default min(p, m)");
   app.add_option("--activation-limit", options.activation_limit,
                  "per rank, in micro-batches of one rank's share")
       ->delimiter(',');
@@ -54,8 +52,7 @@ void add_time_flags(CLI::App& app, PlanOptions& options) {
   app.add_option("--latency", options.costs.latency,
                  "latency of one hop; with model flags in ms, default: the link's");
   app.add_option("--bandwidth", options.bandwidth,
-                 "bytes per unit of time; with model flags per ms, default: the link's")
-      ->check(CLI::PositiveNumber);
+                 "bytes per unit of time; with model flags per ms, default: the link's");
   app.add_option("--forward", options.costs.forward,
                  "time of F of one rank's whole share; a comma list gives one per rank")
       ->delimiter(',');

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cli/plan.h"
 #include "pipetrain/error.h"
@@ -137,8 +138,13 @@ void PlanOptions::check() const {
   if (microbatches < 1) {
     throw UsageError(fmt::format("--microbatches {}: must be at least 1", microbatches));
   }
-  if (chunks < 0) {
-    throw UsageError(fmt::format("--chunks {}: must be at least 1", chunks));
+  for (const auto& [flag, value] : {std::pair("--chunks", chunks), std::pair("--group", group)}) {
+    if (value < (has(flag) ? 1 : 0)) {
+      throw UsageError(fmt::format("{} {}: must be at least 1", flag, value));
+    }
+  }
+  if (has("--bandwidth") && !(bandwidth > 0)) {
+    throw UsageError(fmt::format("--bandwidth {}: must be above 0", bandwidth));
   }
   check_use_of_flags();
   check_times(costs.forward, "--forward", ranks, false);
