@@ -57,11 +57,15 @@ RankTrace deserialize_trace(const std::vector<std::byte>& bytes) {
       sizeof(counts) + sizeof(times) + (counts[0] + counts[1]) * sizeof(schedule::Interval)) {
     throw InternalError("trace: message of wrong size");
   }
-  trace.compute.resize(counts[0]);
-  trace.transfers.resize(counts[1]);
-  std::memcpy(trace.compute.data(), in, counts[0] * sizeof(schedule::Interval));
-  in += counts[0] * sizeof(schedule::Interval);
-  std::memcpy(trace.transfers.data(), in, counts[1] * sizeof(schedule::Interval));
+  const auto take = [&in](std::vector<schedule::Interval>& intervals, size_t count) {
+    intervals.resize(count);
+    if (count > 0) {  // a rank alone transfers nothing
+      std::memcpy(intervals.data(), in, count * sizeof(schedule::Interval));
+      in += count * sizeof(schedule::Interval);
+    }
+  };
+  take(trace.compute, counts[0]);
+  take(trace.transfers, counts[1]);
   return trace;
 }
 
