@@ -135,7 +135,7 @@ Matmul::Plan& Matmul::find(const Key& key) {
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle_, plan->descriptor, plan->b, plan->a, plan->c, plan->c,
                                      preference, 1, &result, &found);
-  if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0 || result.state != CUBLAS_STATUS_SUCCESS) {
     fail("cublasLtMatmulAlgoGetHeuristic finds no algorithm", status, s);
   }
   plan->algorithm = result.algo;

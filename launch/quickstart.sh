@@ -7,7 +7,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$top"
 
 install_packages
-if nvidia-smi -L >/dev/null 2>&1 && find_nvcc >/dev/null; then preset=cuda; else preset=host; fi
+gpus=$(nvidia-smi -L 2>/dev/null | wc -l || true)
+preset=host
+if [ "$gpus" -ge 4 ] && find_nvcc >/dev/null; then
+  preset=cuda
+elif [ "$gpus" -gt 0 ]; then
+  echo "host flavour: four ranks need four GPUs and nvcc; this machine has $gpus GPU(s)"
+fi
 build "$preset" pipetrain
 
 # Real text that every machine has: the licences that Debian and Ubuntu ship, else our own sources.
@@ -17,7 +23,7 @@ else
   mapfile -t text < <(find README.md src kernels -type f | sort)
 fi
 echo "text: ${#text[@]} files, $(cat "${text[@]}" | wc -c) bytes"
-# Bits of a model that knows only how often each byte occurs, in nats.
+# The loss (in nats) of a model that knows only how often each byte occurs.
 unigram=$(cat "${text[@]}" | od -An -v -tu1 -w1 | sort | uniq -c |
   awk '{n[NR] = $1; all += $1} END {for (i in n) h -= n[i] / all * log(n[i] / all); printf "%.3f", h}')
 

@@ -3,41 +3,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 #include "pipetrain/device/check.h"
-#include "pipetrain/device/info.h"
 
 namespace pipetrain {
-
-void run_ranks(int ranks, const std::function<void(Control&)>& body) {
-  ThreadGroup group(ranks);
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        select_device(rank % device_count());
-        body(group.control(rank));
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) {
-          first = std::current_exception();
-        }
-        group.abort();
-      }
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  if (first) {
-    std::rethrow_exception(first);
-  }
-}
 
 void copy_to_device(std::byte* to, const std::vector<std::byte>& from) {
   check(cudaMemcpy(to, from.data(), from.size(), cudaMemcpyHostToDevice), "cudaMemcpy");

@@ -1,16 +1,13 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <vector>
 
-#include "pipetrain/comm/control.h"
+#include "support/rank_threads.h"
 
 namespace pipetrain {
 
-// Runs `body` as `ranks` threads of this process, each with its own device (devices repeat when
-// there are fewer). When one throws, the group is aborted and the first error is thrown again.
-void run_ranks(int ranks, const std::function<void(Control&)>& body);
+using test::run_ranks;
 
 // Device memory from and to the host.
 void copy_to_device(std::byte* to, const std::vector<std::byte>& from);

@@ -306,7 +306,7 @@ std::string fixture(const std::string& name) {
   return text.str();
 }
 
-TEST(SharedCsv, DualPipeVOfPyTorchIsOurs) {
+TEST(FromSharedCsv, DualPipeVOfPyTorchIsOurs) {
   const Schedule schedule = parse_csv(fixture("dualpipev_4rank_10mb.csv"), "fixture");
   EXPECT_EQ(schedule.placement.kind(), Placement::Kind::v);
   EXPECT_EQ(schedule.placement.ranks(), 4);
@@ -316,7 +316,7 @@ TEST(SharedCsv, DualPipeVOfPyTorchIsOurs) {
   EXPECT_DOUBLE_EQ(simulate(schedule, unit_chunks(2)).makespan, 66);
 }
 
-TEST(SharedCsv, OlderDialectIsReadAsSplitBackwards) {
+TEST(FromSharedCsv, OlderDialectIsReadAsSplitBackwards) {
   const Schedule schedule = parse_csv(fixture("zb1p_2rank_2stagep_compute.csv"), "fixture");
   EXPECT_EQ(schedule.placement.kind(), Placement::Kind::loop);
   EXPECT_EQ(schedule.placement.chunks(), 2);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -12,12 +13,14 @@
 
 namespace pipetrain::test {
 
-// Runs `body` once per rank, each on a thread and a device of its own, and rethrows the first
-// exception.
+// Runs `body` once per rank, each on a thread and a device of its own (devices repeat when there
+// are fewer). When one throws, the group is aborted and the first exception in time is thrown
+// again.
 inline void run_ranks(int ranks, const std::function<void(Control&)>& body) {
   ThreadGroup group(ranks);
   std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks));
+  std::mutex mutex;
+  std::exception_ptr first;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       try {
@@ -28,7 +31,10 @@ inline void run_ranks(int ranks, const std::function<void(Control&)>& body) {
       } catch (const std::exception& failure) {
         // Said at once: the other ranks may now wait for this one until the test is killed.
         std::fprintf(stderr, "rank %d: %s\n", rank, failure.what());
-        failures[static_cast<size_t>(rank)] = std::current_exception();
+        const std::lock_guard lock(mutex);
+        if (!first) {
+          first = std::current_exception();
+        }
         group.abort();
       }
     });
@@ -36,10 +42,8 @@ inline void run_ranks(int ranks, const std::function<void(Control&)>& body) {
   for (std::thread& thread : threads) {
     thread.join();
   }
-  for (const std::exception_ptr& failure : failures) {
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
+  if (first) {
+    std::rethrow_exception(first);
   }
 }
 
