@@ -10,6 +10,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cli/flat_toml.h"
@@ -97,7 +98,8 @@ class FlatToml : public CLI::ConfigTOML {
 };
 
 std::string readable_file(const std::string& path) {
-  if (std::filesystem::is_directory(path)) {
+  std::error_code problem;
+  if (std::filesystem::is_directory(path, problem)) {
     return path + " is a directory; a TOML file is needed";
   }
   errno = 0;

@@ -41,6 +41,9 @@ class Parser {
   std::vector<TomlEntry> parse() {
     std::vector<TomlEntry> entries;
     std::set<std::string> keys;
+    if (text_.starts_with("\xef\xbb\xbf")) {  // a byte order mark
+      at_ = 3;
+    }
     for (skip_lines(); !at_end(); skip_lines()) {
       entries.push_back(entry());
       if (!keys.insert(entries.back().key).second) {

@@ -10,6 +10,7 @@
 #include "pipetrain/error.h"
 #include "pipetrain/schedule/csv.h"
 #include "pipetrain/schedule/generate.h"
+#include "pipetrain/train/run_directory.h"
 
 namespace pipetrain {
 namespace {
@@ -88,7 +89,8 @@ BudgetRequest PlanModel::request() const {
           .shape = shape,
           .precision = parse_precision(precision),
           .stages = {},
-          .slots = slots};
+          .slots = slots,
+          .nccl = true};
 }
 
 bool PlanOptions::has(const std::string& flag) const {
@@ -147,6 +149,10 @@ void PlanOptions::check() const {
     throw UsageError(fmt::format("--bandwidth {}: must be above 0", bandwidth));
   }
   check_use_of_flags();
+  if (schedule.starts_with("csv:") && !output.empty() && same_file(output, schedule.substr(4))) {
+    throw UsageError(
+        fmt::format("--output {}: would overwrite what --schedule reads; choose another", output));
+  }
   check_times(costs.forward, "--forward", ranks, false);
   check_times(costs.backward_input, "--backward-input", ranks, false);
   check_times(costs.backward_weight, "--backward-weight", ranks, false);

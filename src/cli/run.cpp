@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -78,6 +80,8 @@ int parse_and_run(int argc, char** argv) {
                                          add_bench(main), add_doctor(main)};
   for (const Command& command : commands) {
     command.app->fallthrough();  // for --config behind the subcommand
+    command.app->footer(
+        "Flags may stand in a TOML file, --config FILE; the command line comes first.");
     require_values(*command.app);
   }
   require_values(main);
@@ -117,9 +121,21 @@ int run(int argc, char** argv) {
     print_error(error.what());
   } catch (const std::bad_alloc&) {
     code = report_once(ExitCode::does_not_fit, host_memory_exhausted);
+  } catch (const std::filesystem::filesystem_error& error) {
+    code = int(ExitCode::other);
+    print_error(error.what());
+  } catch (const std::system_error& error) {  // of a thread that cannot be started, say
+    code = report_once(ExitCode::does_not_fit,
+                       fmt::format("the system gives no more threads or memory to a process "
+                                   "(ulimit -a shows its limits): {}",
+                                   error.what()));
   } catch (const std::exception& error) {
     code = int(ExitCode::other);
     print_error(error.what());
+  }
+  if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+    code = int(ExitCode::other);
+    print_error("standard output cannot be written; is the disk full?");
   }
   // A rank that failed must not wait for its peers in a destructor.
   if (code != 0) {

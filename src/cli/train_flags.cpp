@@ -42,7 +42,8 @@ void add_placement_flags(CLI::App& app, TrainConfig& config, std::string& precis
   app.add_option("--layers-per-stage", config.layers_per_stage, "layers of each stage: 3,4,4,3")
       ->delimiter(',');
   app.add_option("--precision", precision, "fp32 or bf16")->capture_default_str();
-  app.add_option("--memory-limit", config.memory_limit, "GiB per rank; default: the device's");
+  app.add_option("--memory-limit", config.memory_limit,
+                 "GiB per rank; default: what the device has free");
 }
 
 void add_pipeline_flags(CLI::App& app, TrainConfig& config, std::string& precision) {

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 
@@ -33,8 +35,12 @@ std::string any_number(std::string& text) {
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
-  const bool valid = stop == end && error != std::errc::invalid_argument;
-  return valid ? "" : fmt::format("'{}' must be a number", text);
+  if (stop != end || error == std::errc::invalid_argument) {
+    return fmt::format("'{}' must be a number", text);
+  }
+  const bool vanishes =
+      error == std::errc::result_out_of_range && std::abs(std::strtod(text.c_str(), nullptr)) < 1;
+  return vanishes ? fmt::format("{} is out of range: too near to 0", text) : "";
 }
 
 std::string check_value(ValueKind kind, std::string& text) {

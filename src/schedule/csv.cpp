@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include "pipetrain/error.h"
@@ -272,7 +273,8 @@ Schedule parse_csv(const std::string& text, const std::string& source) {
 
 Schedule read_csv(const std::string& path) {
   const std::string source = "--schedule csv:" + path;
-  if (std::filesystem::is_directory(path)) {
+  std::error_code problem;
+  if (std::filesystem::is_directory(path, problem)) {
     throw UsageError(source + ": is a directory; a file is needed");
   }
   std::ifstream file(path, std::ios::binary);

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <vector>
 
 #include "pipetrain/error.h"
@@ -11,21 +10,10 @@
 namespace pipetrain {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct NamedFile {
   std::string flag;  // with its value
   std::string path;
 };
-
-bool same_file(const std::string& x, const std::string& y) {
-  std::error_code problem;
-  if (fs::equivalent(x, y, problem)) {
-    return true;
-  }
-  const fs::path canonical_x = fs::weakly_canonical(fs::absolute(x), problem);
-  return !problem && canonical_x == fs::weakly_canonical(fs::absolute(y), problem) && !problem;
-}
 
 void add(std::vector<NamedFile>* files, const char* flag, const std::string& value,
          const std::vector<std::string>& names = {""}) {
@@ -57,8 +45,10 @@ std::vector<NamedFile> files_written(const TrainConfig& config) {
   add(&files, "--trace", config.trace);
   add(&files, "--dump-gradients", config.dump_gradients);
   add(&files, "--export", config.export_dir, {"/config.json", "/model.safetensors"});
-  add(&files, "--run-dir", config.run_dir,
-      {RunDirectory::metrics, RunDirectory::log, RunDirectory::plan});
+  add(&files, "--run-dir", config.run_dir, {RunDirectory::metrics, RunDirectory::log});
+  if (config.schedule == "auto") {
+    add(&files, "--run-dir", config.run_dir, {RunDirectory::plan});
+  }
   return files;
 }
 

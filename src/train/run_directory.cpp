@@ -21,14 +21,24 @@ namespace fs = std::filesystem;
   throw UsageError(fmt::format("{} {}: {}", flag, path, why));
 }
 
+fs::file_status status_of(const fs::path& path, const std::string& given, const std::string& flag) {
+  std::error_code problem;
+  const fs::file_status status = fs::status(path, problem);
+  if (status.type() == fs::file_type::none) {  // a name too long, links in a circle
+    refuse(flag, given, problem.message());
+  }
+  return status;
+}
+
 // `given` is what messages name: the directory, or a file in it.
 void require_writable(const fs::path& directory, const std::string& given,
                       const std::string& flag) {
   fs::path existing = fs::absolute(directory);
-  while (!fs::exists(fs::symlink_status(existing))) {
+  std::error_code ignored;
+  while (!fs::exists(status_of(existing, given, flag)) && !fs::is_symlink(existing, ignored)) {
     existing = existing.parent_path();
   }
-  if (!fs::is_directory(existing)) {
+  if (!fs::is_directory(existing, ignored)) {
     refuse(flag, given, fmt::format("{} is no directory", existing.string()));
   }
   // The only sure answer, on network and read-only file systems too.
@@ -47,7 +57,7 @@ void require_writable_directory(const std::string& path, const std::string& flag
 }
 
 void require_writable_file(const std::string& path, const std::string& flag) {
-  const fs::file_status status = fs::status(path);
+  const fs::file_status status = status_of(path, path, flag);
   if (fs::is_directory(status)) {
     refuse(flag, path, "is a directory; a file is needed");
   }
@@ -55,6 +65,15 @@ void require_writable_file(const std::string& path, const std::string& flag) {
     refuse(flag, path, "is a device or the like; a file is needed");
   }
   require_writable(fs::absolute(path).parent_path(), path, flag);
+}
+
+bool same_file(const std::string& x, const std::string& y) {
+  std::error_code problem;
+  if (fs::equivalent(x, y, problem)) {
+    return true;
+  }
+  const fs::path canonical_x = fs::weakly_canonical(fs::absolute(x), problem);
+  return !problem && canonical_x == fs::weakly_canonical(fs::absolute(y), problem) && !problem;
 }
 
 void make_directory(const std::string& path, const std::string& flag) {
@@ -67,6 +86,7 @@ void make_directory(const std::string& path, const std::string& flag) {
 
 RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   require_writable_directory(path, "--run-dir");
+  require_writable_file(log_file(), "--run-dir");
   make_directory(path, "--run-dir");
   const std::string lock = path + "/.lock";
   lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);

@@ -155,6 +155,28 @@ TEST(Input, OutputsThatCannotBeWrittenAreRefusedBeforeAnyIsCreated) {
       directory);
 }
 
+// Names that the file system itself refuses.
+TEST(Input, PathsThatCannotBeAreRefusedByTheirFlag) {
+  const TemporaryDirectory directory;
+  write_text(directory, "text", 4000);
+  const TemporaryDirectory elsewhere;
+  std::filesystem::create_symlink("loop", elsewhere.file("loop"));
+  const std::string train = tiny_model + "--steps 1 --data text ";
+  std::vector<Refusal> cases;
+  for (const std::string& path :
+       {elsewhere.file("loop"), std::string(300, 'x'), std::string(5000, 'y')}) {
+    for (const char* flag : {"--trace", "--dump-gradients", "--export", "--run-dir", "--config",
+                             "--data", "--validation", "--init"}) {
+      cases.push_back({train + flag + " " + path, 2, {flag}});
+    }
+    cases.push_back({train + "--schedule csv:" + path, 2, {"--schedule csv:"}});
+  }
+  std::filesystem::create_directory(directory.file("odd"));
+  std::filesystem::create_directory(directory.file("odd/log.txt"));
+  cases.push_back({train + "--run-dir odd", 2, {"--run-dir odd/log.txt"}});
+  expect_all_refused(cases, directory);
+}
+
 // A file that a run writes is none that it reads, whatever it is called, and none that it writes
 // twice.
 TEST(Input, OutputsInTheWayOfInputsOrOfEachOtherAreRefused) {

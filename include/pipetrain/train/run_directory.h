@@ -33,6 +33,8 @@ class RunDirectory {
 // make_directory() has made what is missing of the directories. Leave nothing behind.
 void require_writable_file(const std::string& path, const std::string& flag);
 void require_writable_directory(const std::string& path, const std::string& flag);
+// Whether both names lead, or once created will lead, to one file.
+bool same_file(const std::string& x, const std::string& y);
 // With its parents.
 void make_directory(const std::string& path, const std::string& flag);
 
