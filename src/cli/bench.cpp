@@ -74,7 +74,8 @@ class Bench {
   Bench(const BenchOptions& options, Control& control)
       : options_(options),
         control_(control),
-        watchdog_(std::chrono::duration<double>(options.train.timeout), Watchdog::exit_process()),
+        watchdog_(std::chrono::duration<double>(options.train.timeout),
+                  expire_on(control.rank(), options.train.data_parallel)),
         progress_(watchdog_, control) {}
 
   std::vector<BenchResult> run();
@@ -95,6 +96,7 @@ class Bench {
   schedule::Schedule synthetic_schedule(const std::string& name);
   void run_synthetic(const std::string& name);
   void run_model(const std::string& name);
+  Samples measured(BenchSubject& subject, int replicas, int warm_up);
   Samples measure(BenchSubject& subject, int replicas, int warm_up);
   void add_result(const std::string& name, const schedule::LoweredSchedule& lowered,
                   const schedule::Costs& costs, const schedule::Simulation& planned,
@@ -104,6 +106,7 @@ class Bench {
   Control& control_;
   Watchdog watchdog_;
   SharedProgress progress_;
+  size_t free_bytes_ = 0;             // of this rank's device
   int ran_ = 0;                       // schedules
   std::vector<BenchResult> results_;  // on rank 0
 };
@@ -120,10 +123,8 @@ std::vector<std::string> Bench::schedule_names() const {
 void Bench::prepare_device() {
   const Watchdog::HostPhase phase = host_phase("looks for its device and waits for the others");
   control_.require_equal(to_text(options_), "the flags");
-  agree(control_, [&] {
-    options_.check(control_.size());
-    select_own_device(control_);
-  });
+  agree(control_, [&] { options_.check(control_.size()); });
+  free_bytes_ = select_own_device(control_);
   if (!options_.synthetic) {
     return;
   }
@@ -137,6 +138,13 @@ void Bench::prepare_device() {
     say("note: --latency and --bandwidth are planned with only; the links here are what they are");
   }
 #endif
+}
+
+void require_room(size_t bytes, size_t free_bytes) {
+  if (bytes > free_bytes) {
+    throw DoesNotFit(fmt::format("slots of --bytes each take {}, but the device has {} free",
+                                 readable_bytes(bytes), readable_bytes(free_bytes)));
+  }
 }
 
 // What is run under a name, with the rank 0's search where there is one: all must run the same.
@@ -176,6 +184,7 @@ void Bench::run_synthetic(const std::string& name) {
         say("warning: " + warning);
       }
       made = lower(schedule);
+      require_room(synthetic_bytes(*made, control_.rank(), options_.bytes), free_bytes_);
       planned = simulate(*made, costs);
     });
     control_.require_equal(to_csv(*made), "the schedule");
@@ -185,7 +194,7 @@ void Bench::run_synthetic(const std::string& name) {
   const std::unique_ptr<BenchSubject> subject =
       make_synthetic_subject(lowered, planned, options_.bytes,
                              make_grid(control_.size(), control_.rank(), 1), control_, watchdog_);
-  const Samples samples = measure(*subject, 1, synthetic_warm_up);
+  const Samples samples = measured(*subject, 1, synthetic_warm_up);
   add_result(name, lowered, costs, planned, samples, std::nullopt);
 }
 
@@ -204,13 +213,22 @@ void Bench::run_model(const std::string& name) {
   }
   say(fmt::format("{}: {} steps, {} of them to warm up", name, config.steps, model_warm_up));
   const std::unique_ptr<BenchSubject> subject = make_model_subject(job, control_, watchdog_);
-  const Samples samples = measure(*subject, job.grid.replicas, model_warm_up);
+  const Samples samples = measured(*subject, job.grid.replicas, model_warm_up);
   if (!leads()) {
     return;
   }
   const schedule::Costs costs = measured_costs(job.lowered.placement, samples.traces);
   add_result(name, job.lowered, costs, simulate(job.lowered, costs), samples,
              double(job.batch.tokens_per_step()));
+}
+
+Samples Bench::measured(BenchSubject& subject, int replicas, int warm_up) {
+  try {
+    return measure(subject, replicas, warm_up);
+  } catch (const std::exception& error) {
+    watchdog_.fail(fmt::format("rank {} ends: {}", control_.rank(), error.what()));
+    throw;
+  }
 }
 
 // Runs the steps, each from a common start.
@@ -300,21 +318,23 @@ void Bench::add_result(const std::string& name, const schedule::LoweredSchedule&
 
 std::vector<BenchResult> Bench::run() {
   prepare_device();
+  ExitCode code = ExitCode::usage;  // where none runs
   for (const std::string& name : schedule_names()) {
     try {
       options_.synthetic ? run_synthetic(name) : run_model(name);
       ++ran_;
-    } catch (const Error& error) {
+    } catch (const AgreedError& error) {  // of all ranks: they go on together
       const bool refused =
           error.code() == ExitCode::usage || error.code() == ExitCode::does_not_fit;
       if (options_.train.schedule != "all" || !refused) {
         throw;
       }
+      code = error.code() == ExitCode::does_not_fit ? error.code() : code;
       say(fmt::format("{} left out: {}", name, error.what()));
     }
   }
   if (ran_ == 0) {
-    throw DoesNotFit("no schedule fits these numbers; the reasons are above");
+    throw AgreedError(code, "no schedule runs with these flags; the reasons are above");
   }
   return std::move(results_);
 }

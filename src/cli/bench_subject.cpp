@@ -21,18 +21,16 @@ class SyntheticSubject final : public BenchSubject {
   SyntheticSubject(const schedule::LoweredSchedule& schedule, const schedule::Simulation& planned,
                    size_t message_bytes, const Grid& grid, Control& control, Watchdog& watchdog)
       : watchdog_(watchdog),
-        memory_(bytes(schedule, grid.pipeline_rank(), message_bytes)),
+        memory_(synthetic_bytes(schedule, grid.pipeline_rank(), message_bytes)),
         region_(memory_),
         activations_("activation slots", slots(schedule.activation_slots, grid), message_bytes,
                      region_),
         gradients_("gradient slots", slots(schedule.gradient_slots, grid), message_bytes, region_) {
     const int rank = grid.pipeline_rank();
-    {
-      const Watchdog::HostPhase phase(&watchdog, fmt::format("rank {} connects", control.rank()));
-      exchange_ = std::make_unique<Exchange>(
-          schedule, grid, control, message_bytes, region_,
-          transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr);
-    }
+    exchange_ = std::make_unique<Exchange>(
+        schedule, grid, control, message_bytes, region_,
+        transfers_need_one_stream() ? std::make_shared<Stream>(StreamPriority::high) : nullptr,
+        &watchdog);
     Executor::Stages stages;
     const int versions = schedule.weight_versions.at(size_t(rank));
     for (int stage = 0; stage < schedule.placement.stages(); ++stage) {
@@ -68,11 +66,6 @@ class SyntheticSubject final : public BenchSubject {
  private:
   static int slots(const std::vector<int>& per_rank, const Grid& grid) {
     return per_rank.at(size_t(grid.pipeline_rank()));
-  }
-  static size_t bytes(const schedule::LoweredSchedule& schedule, int rank, size_t message_bytes) {
-    return Exchange::bytes(schedule, rank, message_bytes) +
-           Pool::bytes(schedule.activation_slots.at(size_t(rank)), message_bytes) +
-           Pool::bytes(schedule.gradient_slots.at(size_t(rank)), message_bytes);
   }
 
   Watchdog& watchdog_;
@@ -114,6 +107,12 @@ class ModelSubject final : public BenchSubject {
 };
 
 }  // namespace
+
+size_t synthetic_bytes(const schedule::LoweredSchedule& schedule, int rank, size_t message_bytes) {
+  return Exchange::bytes(schedule, rank, message_bytes) +
+         Pool::bytes(schedule.activation_slots.at(size_t(rank)), message_bytes) +
+         Pool::bytes(schedule.gradient_slots.at(size_t(rank)), message_bytes);
+}
 
 std::unique_ptr<BenchSubject> make_synthetic_subject(const schedule::LoweredSchedule& schedule,
                                                      const schedule::Simulation& planned,

@@ -28,6 +28,9 @@ class BenchSubject {
   virtual const Pool& activations() const = 0;
 };
 
+// What make_synthetic_subject allocates on a device.
+size_t synthetic_bytes(const schedule::LoweredSchedule& schedule, int rank, size_t message_bytes);
+
 // Both are collective over the job; the arguments must outlive the subject.
 // Stages that take the planned times, with messages of `message_bytes`.
 std::unique_ptr<BenchSubject> make_synthetic_subject(const schedule::LoweredSchedule& schedule,

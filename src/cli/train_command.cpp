@@ -45,7 +45,8 @@ void add_optimizer_flags(CLI::App& app, TrainFlags& flags) {
   app.add_option("--lr-schedule", flags.lr_schedule, "constant, cosine or linear")
       ->capture_default_str();
   app.add_option("--warmup-steps", config.warmup_steps, "linear warm-up")->capture_default_str();
-  app.add_option("--min-learning-rate", config.min_learning_rate, "end of cosine and linear")
+  app.add_option("--min-learning-rate", config.min_learning_rate,
+                 "which cosine and linear reach after the last step")
       ->capture_default_str();
   app.add_option("--beta1", config.beta1, "AdamW")->capture_default_str();
   app.add_option("--beta2", config.beta2, "AdamW")->capture_default_str();

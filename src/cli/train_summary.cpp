@@ -64,6 +64,10 @@ std::string train_summary(const TrainConfig& config, const TrainReport& report, 
   }
   text += fmt::format("loss:      {:.4f} in step {}, {:.4f} in step {}\n", first.loss, first.step,
                       last.loss, last.step);
+  if (report.stopped) {
+    text +=
+        fmt::format("stopped:   by SIGUSR1, {} of {} steps are done\n", last.step, config.steps);
+  }
   if (report.skipped > 0) {
     text +=
         fmt::format("skipped:   updates in {} of {} steps, whose loss or gradient was not finite\n",

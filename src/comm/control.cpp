@@ -56,6 +56,11 @@ std::string differences(const std::vector<std::vector<std::byte>>& values,
 
 }  // namespace
 
+void Control::barrier() {
+  gather({}, 0);
+  broadcast(std::string(), 0);
+}
+
 std::vector<std::vector<std::byte>> Control::gather(std::span<const std::byte> data, int root) {
   if (rank() != root) {
     send(data, root);
@@ -74,6 +79,19 @@ void Control::require_equal(const std::string& value, const std::string& what) {
   if (!problem.empty()) {
     throw UsageError(problem);
   }
+}
+
+std::vector<int> Control::first_equal(const std::string& value) {
+  const std::vector<std::vector<std::byte>> values = gather(bytes_of(value), 0);
+  std::vector<int> first(static_cast<size_t>(size()));
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    first[rank] = int(std::find(values.begin(), values.end(), values[rank]) - values.begin());
+  }
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(first));
+  std::vector<std::byte> data(bytes.begin(), bytes.end());
+  broadcast(data, 0);
+  std::copy(data.begin(), data.end(), bytes.begin());
+  return first;
 }
 
 std::string Control::broadcast(const std::string& text, int root) {

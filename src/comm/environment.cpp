@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "pipetrain/error.h"
@@ -55,6 +56,27 @@ void refuse_jobs_of_one_rank(int mpi_ranks) {
         "{} ranks were started ({}), but MPI connects only one: the launcher does not fit the MPI "
         "library. Start with mpirun of the same MPI, or with srun --mpi=pmix",
         ranks_started(), launcher_variable()));
+  }
+}
+
+std::string host_identity() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string identity;
+  std::getline(file, identity);
+  return identity;
+}
+
+void let_ranks_share_gpus(int rank, bool one_host) {
+  // The second is known from NCCL 2.30.3 on.
+  if (std::getenv("NCCL_HOSTID") != nullptr ||
+      std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr) {
+    return;
+  }
+  constexpr int keep = 0;
+  setenv("NCCL_HOSTID", fmt::format("pipetrain-{}-{}", host_identity(), rank).c_str(), keep);
+  setenv("NCCL_NET", "Socket", keep);
+  if (one_host) {
+    setenv("NCCL_SOCKET_IFNAME", "lo", keep);
   }
 }
 

@@ -110,12 +110,6 @@ class MpiControl final : public Control {
   int local_rank() const override { return local_rank_; }
   int local_size() const override { return local_size_; }
 
-  void barrier() override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    check_mpi(MPI_Ibarrier(world_, &request), "MPI_Ibarrier");
-    wait(request, longest_sleep);
-  }
-
   void broadcast(std::vector<std::byte>& data, int root) override {
     const Wait waits(*this, rank_ == root ? -1 : root);
     uint64_t bytes = data.size();

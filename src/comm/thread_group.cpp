@@ -15,10 +15,10 @@ namespace {
 using Message = std::vector<std::byte>;
 using Heard = std::function<void()>;
 
-// What the threads share: queues of messages and a barrier.
-class Exchange {
+// What the threads share: queues of messages.
+class Mailboxes {
  public:
-  explicit Exchange(int ranks) : ranks_(ranks) {}
+  explicit Mailboxes(int ranks) : ranks_(ranks) {}
 
   int ranks() const { return ranks_; }
 
@@ -36,18 +36,6 @@ class Exchange {
     Message message = std::move(queue.front());
     queue.pop_front();
     return message;
-  }
-
-  void barrier(const Heard& heard) {
-    std::unique_lock lock(mutex_);
-    const size_t round = barriers_ended_;
-    if (++waiting_ == ranks_) {
-      waiting_ = 0;
-      ++barriers_ended_;
-      changed_.notify_all();
-    }
-    wait(
-        lock, [&] { return barriers_ended_ != round; }, heard);
   }
 
   void tell_progress() {
@@ -80,22 +68,18 @@ class Exchange {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::pair<int, int>, std::deque<Message>> queues_;
-  int waiting_ = 0;
-  size_t barriers_ended_ = 0;
   size_t told_ = 0;
   bool aborted_ = false;
 };
 
 class ThreadControl final : public Control {
  public:
-  ThreadControl(Exchange& exchange, int rank) : exchange_(exchange), rank_(rank) {}
+  ThreadControl(Mailboxes& mailboxes, int rank) : mailboxes_(mailboxes), rank_(rank) {}
 
   int rank() const override { return rank_; }
-  int size() const override { return exchange_.ranks(); }
+  int size() const override { return mailboxes_.ranks(); }
   int local_rank() const override { return rank_; }
   int local_size() const override { return size(); }
-
-  void barrier() override { exchange_.barrier(heard_); }
 
   void broadcast(std::vector<std::byte>& data, int root) override {
     if (rank_ != root) {
@@ -104,24 +88,24 @@ class ThreadControl final : public Control {
     }
     for (int destination = 0; destination < size(); ++destination) {
       if (destination != root) {
-        exchange_.send(root, destination, data);
+        mailboxes_.send(root, destination, data);
       }
     }
   }
 
   void send(std::span<const std::byte> data, int destination) override {
-    exchange_.send(rank_, destination, data);
+    mailboxes_.send(rank_, destination, data);
   }
 
   std::vector<std::byte> receive(int source) override {
     const Wait waits(*this, source);
-    return exchange_.receive(source, rank_, heard_);
+    return mailboxes_.receive(source, rank_, heard_);
   }
 
-  void tell_progress() override { exchange_.tell_progress(); }
+  void tell_progress() override { mailboxes_.tell_progress(); }
 
  private:
-  Exchange& exchange_;
+  Mailboxes& mailboxes_;
   int rank_;
   const Heard heard_ = [this] { hear_progress(); };
 };
@@ -129,12 +113,12 @@ class ThreadControl final : public Control {
 }  // namespace
 
 struct ThreadGroup::State {
-  explicit State(int ranks) : exchange(ranks) {
+  explicit State(int ranks) : mailboxes(ranks) {
     for (int rank = 0; rank < ranks; ++rank) {
-      controls.emplace_back(exchange, rank);
+      controls.emplace_back(mailboxes, rank);
     }
   }
-  Exchange exchange;
+  Mailboxes mailboxes;
   std::deque<ThreadControl> controls;
 };
 
@@ -144,7 +128,7 @@ Control& ThreadGroup::control(int rank) {
   return state_->controls.at(size_t(rank));
 }
 void ThreadGroup::abort() {
-  state_->exchange.abort();
+  state_->mailboxes.abort();
 }
 
 }  // namespace pipetrain

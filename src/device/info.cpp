@@ -76,6 +76,12 @@ void select_device(int device) {
   check(cudaSetDevice(device), "cudaSetDevice");
 }
 
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
 DeviceInfo device_info(int device) {
   cudaDeviceProp properties = {};
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");

@@ -217,6 +217,13 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const cudaError_t error = check_handle("cudaEventQuery", event); error != cudaSuccess) {
     return error;
   }
+  if (event->device != emulator::current_device()) {
+    return refuse(
+        cudaErrorInvalidResourceHandle,
+        fmt::format("cudaEventQuery: the event is of device {}, the thread's device is {}, "
+                    "on which CUDA would make a context",
+                    event->device, emulator::current_device()));
+  }
   Record* record = use_last_record(*event);
   if (record == nullptr) {
     return cudaSuccess;

@@ -17,4 +17,9 @@ double flops_per_token(const GptConfig& config, int sequence) {
          6.0 * config.layers * config.hidden * sequence;
 }
 
+double model_flops_utilisation(const GptConfig& config, int sequence, double tokens_per_second,
+                               int devices, double peak_flops) {
+  return flops_per_token(config, sequence) * tokens_per_second / (devices * peak_flops);
+}
+
 }  // namespace pipetrain

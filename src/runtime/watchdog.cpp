@@ -4,7 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "pipetrain/error.h"
+#include <future>
+
+#include "pipetrain/device/info.h"
 
 namespace pipetrain {
 
@@ -13,9 +15,18 @@ namespace {
 constexpr auto poll_interval = std::chrono::milliseconds(20);
 constexpr size_t most_items_printed = 8;
 constexpr auto time_for_others = std::chrono::seconds(1);
+constexpr auto time_to_record = std::chrono::milliseconds(300);
 
 volatile sig_atomic_t termination_signal = 0;  // SIGTERM or SIGINT, once it came
 volatile sig_atomic_t sigusr1_seen = 0;
+
+void record_within_time(const std::function<void(const std::string&)>& recorder,
+                        const std::string& reason) {
+  std::packaged_task<void()> task([recorder, reason] { recorder(reason); });
+  const std::future<void> done = task.get_future();
+  std::thread(std::move(task)).detach();
+  done.wait_for(time_to_record);
+}
 
 }  // namespace
 
@@ -37,7 +48,7 @@ bool stop_requested() {
 }
 
 Watchdog::Expire Watchdog::exit_process() {
-  return [](const std::string& reason) {
+  return [](const std::string& reason, ExitCode code) {
     const std::string line = "pipetrain: " + reason + "\n";
     // write(2): stdio's lock may be held by a thread that is stuck.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -46,7 +57,7 @@ Watchdog::Expire Watchdog::exit_process() {
     if (!termination_requested()) {
       std::this_thread::sleep_for(time_for_others);
     }
-    _exit(4);
+    _exit(int(code));
   };
 }
 
@@ -67,6 +78,7 @@ Watchdog::~Watchdog() {
 
 size_t Watchdog::add(const Event& end, std::string text) {
   const std::lock_guard lock(mutex_);
+  device_ = current_device();
   items_.push_back({&end, std::move(text)});
   // At most two steps are in flight, and every item is submitted once per step.
   queue_.resize(2 * items_.size() + 1);
@@ -97,6 +109,11 @@ void Watchdog::submitted(size_t number) {
   }
 }
 
+void Watchdog::fail(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  phases_.insert(phases_.begin(), {text, Clock::now()});  // stays when those around it end
+}
+
 void Watchdog::clear() {
   const std::lock_guard lock(mutex_);
   items_.clear();
@@ -112,6 +129,11 @@ void Watchdog::set_error_probe(std::function<std::string()> probe) {
 void Watchdog::set_awaited(std::function<int()> awaited) {
   const std::lock_guard lock(mutex_);
   awaited_ = std::move(awaited);
+}
+
+void Watchdog::set_recorder(std::function<void(const std::string&)> recorder) {
+  const std::lock_guard lock(mutex_);
+  recorder_ = std::move(recorder);
 }
 
 std::string Watchdog::pending_items() const {
@@ -141,14 +163,22 @@ std::string Watchdog::phase() const {
 void Watchdog::poll() {
   const std::lock_guard lock(mutex_);
   std::string reason;
+  ExitCode code = ExitCode::lost;
   try {
+    if (device_ >= 0 && current_device() != device_) {
+      select_device(device_);  // on another one CUDA would make a context, of some hundred MiB
+    }
     drop_ended();
     reason = verdict();
   } catch (const Error& error) {  // the device itself failed
     reason = error.what();
+    code = error.code();
   }
   if (!reason.empty()) {
-    expire_(reason);
+    if (recorder_) {
+      record_within_time(recorder_, reason);
+    }
+    expire_(reason, code);
     stop_ = true;
   }
 }

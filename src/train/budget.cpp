@@ -14,23 +14,30 @@
 namespace pipetrain {
 namespace {
 
-// NCCL takes about this much per two-rank communicator of at most 8 thread blocks, by direction.
-[[maybe_unused]] constexpr size_t nccl_incoming_bytes = size_t(80) << 20;
-[[maybe_unused]] constexpr size_t nccl_outgoing_bytes = size_t(16) << 20;
+// What NCCL takes, by direction, of a communicator of at most 8 thread blocks, about 10 and 2 MiB
+// for each (read in NCCL 2.28).
+constexpr size_t nccl_incoming_bytes = size_t(80) << 20;
+constexpr size_t nccl_outgoing_bytes = size_t(16) << 20;
+constexpr size_t nccl_group_bytes = nccl_incoming_bytes + nccl_outgoing_bytes;
 
-size_t nccl_estimate([[maybe_unused]] const schedule::LoweredSchedule& schedule,
-                     [[maybe_unused]] int rank, [[maybe_unused]] int copies) {
+size_t nccl_of_channels(const schedule::LoweredSchedule& schedule, int rank) {
   size_t bytes = 0;
-#ifdef PIPETRAIN_CUDA
   for (const schedule::Channel& channel : schedule.channels) {
     if (channel.source != channel.destination) {
       bytes += channel.source == rank ? nccl_outgoing_bytes : 0;
       bytes += channel.destination == rank ? nccl_incoming_bytes : 0;
     }
   }
-  bytes += copies > 1 ? nccl_incoming_bytes + nccl_outgoing_bytes : 0;
-#endif
   return bytes;
+}
+
+// Of the groups of the whole job, of the copies of a stage and of the tied embedding.
+size_t nccl_of_groups(const BudgetRequest& request, const Optimizer::Shape& shape, int rank) {
+  const std::vector<int> ends = Optimizer::tied_ranks(shape);
+  const bool tied = ends.size() == 2 && (ends[0] == rank || ends[1] == rank);
+  const int groups = (int(shape.stages.size()) * request.replicas > 1 ? 1 : 0) +
+                     (shape.copies() > 1 ? 1 : 0) + (tied ? 1 : 0);
+  return size_t(groups) * nccl_group_bytes;
 }
 
 template <typename SlotBytes>
@@ -151,7 +158,9 @@ Budget rank_budget(const BudgetRequest& request, const schedule::LoweredSchedule
   if (evaluation != nullptr) {
     budget.step_data += Evaluator::bytes(request, *evaluation, rank);
   }
-  budget.nccl = nccl_estimate(exchanged, rank, shape.copies());
+  if (request.nccl) {
+    budget.nccl = nccl_of_channels(exchanged, rank) + nccl_of_groups(request, shape, rank);
+  }
   return budget;
 }
 
@@ -167,7 +176,7 @@ Budget evaluation_budget(const BudgetRequest& request, const Evaluation& evaluat
   budget.workspace = workspace_bytes(request.model, request.shape, request.precision, held,
                                      request.slots, WorkspaceUse::forward);
   budget.step_data = Evaluator::bytes(request, evaluation, rank);
-  budget.nccl = nccl_estimate(schedule, rank, 1);
+  budget.nccl = request.nccl ? nccl_of_channels(schedule, rank) : 0;
   return budget;
 }
 

@@ -54,7 +54,7 @@ Plan make_plan(const TrainConfig& config, int ranks, int rank, const std::string
                            .batch = config.microbatch_size,
                            .sequence = model.sequence};
   require_window(*tokens, most, "--data");
-  tokens->check_vocabulary(model.config.vocabulary);
+  tokens->check_vocabulary(model.config.vocabulary, grid.rank, grid.ranks());
   Evaluation evaluation = make_evaluation(std::move(tokens), most, config.validation_batches,
                                           model.config.vocabulary, placement_of(config, grid));
   const BudgetRequest request = {
@@ -174,8 +174,9 @@ EvaluationReport evaluate(const TrainConfig& config, Control& control,
     control.require_equal(common_flags(config), "the flags");
     agree(control, [&] {
       plan.emplace(make_plan(config, control.size(), control.rank(), checkpoint_flag));
-      require_fit(plan->budget, config.memory_limit, select_own_device(control));
     });
+    const size_t free_bytes = select_own_device(control);
+    agree(control, [&] { require_fit(plan->budget, config.memory_limit, free_bytes); });
     control.require_equal(plan->fingerprint(), "the job (its files, model or placement)");
     announce(*plan, config, control, log);
   }
@@ -192,7 +193,13 @@ EvaluationReport evaluate(const TrainConfig& config, Control& control,
                   [&source](const Parameter& parameter) { return source.values(parameter); });
     });
   }
-  const EvaluationResult result = engine->evaluator().run(control, log);
+  EvaluationResult result;
+  try {
+    result = engine->evaluator().run(control, log);
+  } catch (const std::exception& error) {
+    watchdog.fail(fmt::format("rank {} ends: {}", control.rank(), error.what()));
+    throw;
+  }
   const auto closing = phase("closes its channels");
   engine.reset();
   return {result, plan->evaluation.microbatches, plan->evaluation.tokens->size(), plan->budget,

@@ -80,8 +80,9 @@ schedule::Schedule generated_schedule(const TrainConfig& config, const Grid& gri
 }
 
 // The files of --validation, checked; null: there are none.
-std::unique_ptr<TokenStream> read_validation(const TrainConfig& config, const BatchShape& batch,
-                                             const TokenStream& data, int vocabulary) {
+std::unique_ptr<TokenStream> read_validation(const TrainConfig& config, const Grid& grid,
+                                             const BatchShape& batch, const TokenStream& data,
+                                             int vocabulary) {
   if (config.validation.empty()) {
     for (const auto& [value, flag] :
          {std::pair(config.validation_every, "--validation-every"),
@@ -95,14 +96,13 @@ std::unique_ptr<TokenStream> read_validation(const TrainConfig& config, const Ba
   auto tokens = std::make_unique<TokenStream>(config.validation, "--validation");
   if (tokens->shards() != data.shards()) {
     const auto kind = [](const TokenStream& stream) {
-      return stream.shards() ? "token shards" : "read as bytes";
+      return stream.shards() ? "the files are token shards" : "the files are read as bytes";
     };
-    throw UsageError(
-        fmt::format("--validation {}: is {}, but --data is {}; both must be of one kind",
-                    config.validation.front(), kind(*tokens), kind(data)));
+    throw UsageError(fmt::format("--validation {}: {}, but of --data {}; both must be of one kind",
+                                 config.validation.front(), kind(*tokens), kind(data)));
   }
   require_window(*tokens, batch, "--validation");
-  tokens->check_vocabulary(vocabulary);
+  tokens->check_vocabulary(vocabulary, grid.rank, grid.ranks());
   return tokens;
 }
 
@@ -182,7 +182,7 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
                             .sequence = model.sequence};
   auto batches = std::make_unique<TokenBatches>(*tokens, batch, model.config.vocabulary,
                                                 config.shuffle, config.seed);
-  tokens->check_vocabulary(model.config.vocabulary);
+  tokens->check_vocabulary(model.config.vocabulary, grid.rank, grid.ranks());
   const BudgetRequest request = {.model = model.config,
                                  .shape = shape,
                                  .precision = config.precision,
@@ -191,7 +191,7 @@ JobInputs read_inputs(const TrainConfig& config, int ranks, int rank) {
                                  .split_state = config.zero == 1,
                                  .slots = config.slots};
   std::unique_ptr<TokenStream> validation =
-      read_validation(config, batch, *tokens, model.config.vocabulary);
+      read_validation(config, grid, batch, *tokens, model.config.vocabulary);
   if (validation) {
     content += fmt::format("--validation {}\n", validation->content());
   }

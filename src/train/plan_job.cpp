@@ -156,7 +156,9 @@ class Planning {
         schedule_.emplace(make_schedule(config_, inputs_->grid));
         adopt_updates(&*inputs_, *schedule_);
       }
-      free_bytes_ = select_own_device(control_);
+    });
+    free_bytes_ = select_own_device(control_);
+    agree(control_, [&] {
       if (config_.needs_profile()) {
         require_room_for_profile(inputs_->request, allowed_memory(config_, free_bytes_));
       }

@@ -88,9 +88,11 @@ std::vector<Action> with_whole_backwards(const std::vector<Action>& actions) {
 }
 
 // What is minimised.
+double value_of(const PlanRequest& request, const schedule::Simulation& simulation) {
+  return request.objective == schedule::Objective::span ? simulation.span : simulation.makespan;
+}
 double value_of(const PlanRequest& request, const AutoPlan& plan) {
-  return request.objective == schedule::Objective::span ? plan.simulation.span
-                                                        : plan.simulation.makespan;
+  return value_of(request, plan.simulation);
 }
 
 // One placement with one partition.
@@ -130,12 +132,20 @@ class Option {
     }
     constexpr double never = 1e9;  // slots between I and W: no backward is split
     keep_better(search(activation_limits(), never));
+    // What a search exceeds the memory by says only roughly how much less it should be given: where
+    // that was more than needed, half of it.
+    std::vector<double> too_much = activation_limits();
     for (int i = 1; i < most_searches; ++i) {
-      found = search(limits, costs_.weight_memory);
-      if (!lower_limits(found, &limits)) {
-        keep_better(std::move(found));
-        break;
+      const std::vector<double> tried = limits;
+      found = search(tried, costs_.weight_memory);
+      if (lower_limits(found, &limits)) {
+        too_much = tried;
+        continue;
       }
+      for (size_t rank = 0; rank < limits.size(); ++rank) {
+        limits[rank] = (tried[rank] + too_much[rank]) / 2;
+      }
+      keep_better(std::move(found));
     }
     return best;
   }
@@ -208,7 +218,7 @@ class Option {
       }
       actions.swap(whole);
       schedule::Simulation with_whole = simulate(lower(schedule), costs_);
-      if (with_whole.makespan <= simulation.makespan * rounding) {
+      if (value_of(request_, with_whole) <= value_of(request_, simulation) * rounding) {
         simulation = std::move(with_whole);
       } else {
         actions.swap(whole);

@@ -217,21 +217,6 @@ std::vector<T> values_of(const std::vector<std::byte>& bytes) {
   return values;
 }
 
-// Of every rank: the first one whose device has the same name.
-std::vector<int> first_alike(Control& control) {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const std::string name = device_info(device).name;
-  const auto names = control.gather(std::as_bytes(std::span(name.data(), name.size())), 0);
-  std::vector<int> first;
-  for (const std::vector<std::byte>& own : names) {
-    first.push_back(int(std::find(names.begin(), names.end(), own) - names.begin()));
-  }
-  std::vector<std::byte> bytes = bytes_of(first);
-  control.broadcast(bytes, 0);
-  return values_of<int>(bytes);
-}
-
 PassTimes slower(const PassTimes& x, const PassTimes& y) {
   return {.forward = std::max(x.forward, y.forward),
           .backward = std::max(x.backward, y.backward),
@@ -241,7 +226,7 @@ PassTimes slower(const PassTimes& x, const PassTimes& y) {
 
 std::vector<DeviceProfile> measure_devices(const BudgetRequest& request, const Grid& grid,
                                            Control& control) {
-  const std::vector<int> first = first_alike(control);
+  const std::vector<int> first = control.first_equal(device_info(current_device()).name);
   std::vector<DeviceProfile> of_job(first.size());
   for (size_t rank = 0; rank < first.size(); ++rank) {
     if (first[rank] != int(rank)) {

@@ -4,9 +4,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <set>
 #include <span>
 #include <string_view>
 
+#include "pipetrain/comm/agree.h"
+#include "pipetrain/comm/environment.h"
 #include "pipetrain/device/check.h"
 #include "pipetrain/device/info.h"
 #include "pipetrain/error.h"
@@ -22,21 +27,22 @@ Watchdog::Expire expire_on(int rank, int replicas) {
   if (replicas <= 1) {
     return Watchdog::exit_process();
   }
-  return [rank, replicas, exit = Watchdog::exit_process()](const std::string& reason) {
-    exit(fmt::format("replica {} (rank {} of the job): {}", rank % replicas, rank, reason));
+  return [rank, replicas, exit = Watchdog::exit_process()](const std::string& reason,
+                                                           ExitCode code) {
+    exit(fmt::format("replica {} (rank {} of the job): {}", rank % replicas, rank, reason), code);
   };
 }
 
 namespace {
 
-int ranks_on_own_memory(const Control& control) {
+// What ranks that take from the same memory have in common.
+std::string memory_identity() {
 #ifdef PIPETRAIN_HOST
   if (emulator::settings().memory_bytes == 0) {
-    return control.local_size();
+    return host_identity();
   }
 #endif
-  const int devices = device_count();
-  return (control.local_size() - control.local_rank() % devices + devices - 1) / devices;
+  return host_identity() + " " + device_info(current_device()).bus_id;
 }
 
 }  // namespace
@@ -91,15 +97,31 @@ std::string common_flags(const TrainConfig& config) {
   return text;
 }
 
-size_t select_own_device(const Control& control) {
-  if (device_count() == 0) {
-    throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
+size_t select_own_device(Control& control) {
+  agree(control, [&] {
+    const int devices = device_count();
+    if (devices == 0) {
+      throw UsageError(fmt::format("no GPU: {}; the host flavour needs none", device_problem()));
+    }
+    select_device(control.local_rank() % devices);
+  });
+  const std::vector<int> first = control.first_equal(memory_identity());
+#ifdef PIPETRAIN_CUDA
+  if (std::set(first.begin(), first.end()).size() < first.size()) {
+    let_ranks_share_gpus(control.rank(), control.local_size() == control.size());
+    if (control.rank() == 0) {
+      fmt::print(stderr,
+                 "pipetrain: warning: several ranks share a GPU: the numbers are right, the times "
+                 "say nothing\n");
+    }
   }
-  select_device(control.local_rank() % device_count());
+#endif
   size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
-  return free_bytes / size_t(ranks_on_own_memory(control));
+  agree(control, [&] {
+    size_t total_bytes = 0;
+    check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+  });
+  return free_bytes / size_t(std::count(first.begin(), first.end(), first[size_t(control.rank())]));
 }
 
 void log_job(const Job& job, const std::string& device, Log& log) {

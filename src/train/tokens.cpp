@@ -147,13 +147,22 @@ bool TokenStream::shards() const {
   return files_.front().shard;
 }
 
-void TokenStream::check_vocabulary(int vocabulary, size_t limit) const {
-  std::vector<int> tokens(size_t(1) << 16);
-  const size_t end = std::min(size(), limit);
-  for (size_t first = 0; first < end; first += tokens.size()) {
-    read(first, std::min(tokens.size(), end - first), vocabulary, tokens.data());
-    report_progress();
+void TokenStream::check_vocabulary(int vocabulary, int rank, int ranks, size_t common) const {
+  if (vocabulary > (shards() ? UINT16_MAX : UINT8_MAX)) {
+    return;
   }
+  std::vector<int> tokens(size_t(1) << 16);
+  const auto check = [&](size_t begin, size_t end) {
+    for (size_t first = begin; first < end; first += tokens.size()) {
+      read(first, std::min(tokens.size(), end - first), vocabulary, tokens.data());
+      report_progress();
+    }
+  };
+  const size_t alike = std::min(size(), common);
+  check(0, alike);
+  const size_t share = (size() - alike + size_t(ranks) - 1) / size_t(ranks);
+  const size_t begin = std::min(alike + size_t(rank) * share, size());
+  check(begin, std::min(begin + share, size()));
 }
 
 void TokenStream::read(size_t first, size_t count, int vocabulary, int* tokens) const {

@@ -37,7 +37,12 @@ double without_sign_of_nan(double value) {
 class Trainer {
  public:
   Trainer(const TrainConfig& config, Control& control, const StepObserver& on_step);
+  ~Trainer() { watchdog_->set_recorder(nullptr); }
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
   TrainReport run();
+  // The run is to end with this error.
+  void fail(const std::string& error);
 
  private:
   // A step whose result is known, but not yet what share of it the other ranks were busy.
@@ -103,6 +108,13 @@ void Trainer::prepare(const TrainConfig& config) {
   job_.emplace(plan_job(config, control_, watchdog()));
   const Watchdog::HostPhase phase = host_phase("opens its files and waits for the others");
   agree(control_, [&] { outputs_.emplace(*job_, leads()); });
+  // For whoever has no more than the run's directory.
+  watchdog_->set_recorder([this](const std::string& reason) { outputs_->log().last_line(reason); });
+}
+
+void Trainer::fail(const std::string& error) {
+  outputs_->log().last_line(error);
+  watchdog_->fail(fmt::format("rank {} ends: {}", control_.rank(), error));
 }
 
 std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(
@@ -176,6 +188,10 @@ void Trainer::loop() {
   }
   finish_until(step);
   report_->stopped = step < job_->config.steps;
+  if (report_->stopped && !outputs_->failed()) {
+    outputs_->log().info(
+        fmt::format("SIGUSR1: stopped after step {} of {}", step, job_->config.steps));
+  }
   if (!validates_after(step)) {
     validate(step);
   }
@@ -213,8 +229,8 @@ void Trainer::finish(int64_t step) {
   metrics.step_seconds = std::chrono::duration<double>(now - last_end_).count();
   metrics.tokens_per_second = double(metrics.tokens) / metrics.step_seconds;
   if (peak_flops_ > 0) {
-    metrics.mfu = flops_per_token(job_->model.config, job_->batch.sequence) *
-                  metrics.tokens_per_second / (control_.size() * peak_flops_);
+    metrics.mfu = model_flops_utilisation(job_->model.config, job_->batch.sequence,
+                                          metrics.tokens_per_second, control_.size(), peak_flops_);
   }
   metrics.bubble_planned = job_->planned.bubble_fraction();
   metrics.device = device_name_;
@@ -298,7 +314,10 @@ void Trainer::publish(int64_t step, const std::vector<double>& busy) {
     metrics.peak_activations.push_back(peak.measured_slots);
     metrics.activation_cap.push_back(peak.cap_slots);
   }
-  outputs_->write_metrics(metrics);
+  if (leads()) {
+    const Watchdog::HostPhase phase = host_phase("writes its metrics");
+    outputs_->write_metrics(metrics);
+  }
   if (metrics.skipped) {
     report_->skipped += 1;
     note_skipped(metrics);
@@ -362,7 +381,13 @@ void Trainer::write_outputs() {
 }  // namespace
 
 TrainReport train(const TrainConfig& config, Control& control, const StepObserver& on_step) {
-  return Trainer(config, control, on_step).run();
+  Trainer trainer(config, control, on_step);
+  try {
+    return trainer.run();
+  } catch (const std::exception& error) {
+    trainer.fail(error.what());
+    throw;
+  }
 }
 
 }  // namespace pipetrain

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
@@ -16,7 +17,11 @@
 namespace pipetrain::test {
 namespace {
 
-constexpr double timeout = 3;  // --timeout of all runs here
+#ifdef PIPETRAIN_CUDA
+constexpr double timeout = 60;  // --timeout of all runs here; to make a context takes seconds
+#else
+constexpr double timeout = 3;
+#endif
 // How much longer the end may take: mpirun waits a second before it kills, and the machine may be
 // busy.
 constexpr double slack = 20;
@@ -44,6 +49,7 @@ class Job {
   std::string directory() const { return directory_.path(); }
   Process& process() { return *process_; }
   void send(int rank, int number) { kill(process_->rank(rank), number); }
+  std::string log() const { return read_file(path("run/log.txt")); }
 
  private:
   TemporaryDirectory directory_;
@@ -85,12 +91,16 @@ TEST(Failure, AStoppedRankEndsTheJobAndIsNamed) {
   EXPECT_EQ(result.code, 4) << result.err;
   EXPECT_LT(seconds_since(start), timeout + slack);
   const std::vector<std::string> lines = error_lines(result);
-  EXPECT_TRUE(any_holds(
-      lines, {"no progress for 3 s (--timeout)", "rank ", "stage ", "micro-batch ", "waits for "}))
+  EXPECT_TRUE(any_holds(lines, {fmt::format("no progress for {} s (--timeout)", timeout), "rank ",
+                                "stage ", "micro-batch ", "waits for "}))
       << result.err;
   EXPECT_TRUE(any_holds(lines, {"waits for rank 2 to "}) ||
               any_holds(lines, {"waits for the norms and losses of all ranks"}))
       << result.err;
+  // Rank 0 either found the deadline passed or was ended by mpirun for another rank that had.
+  EXPECT_TRUE(contains(job.log(), fmt::format("error no progress for {} s (--timeout)", timeout)) ||
+              contains(job.log(), "error SIGTERM: ended"))
+      << job.log();
 }
 
 TEST(Failure, ARankThatStopsBeforeItHasStartedEndsTheJob) {
@@ -115,6 +125,7 @@ TEST(Failure, AKilledRankEndsTheJobAtOnce) {
   EXPECT_EQ(result.code, 137) << result.err;
   EXPECT_LT(seconds_since(start), slack);
   EXPECT_FALSE(contains(result.err, "--timeout")) << result.err;
+  EXPECT_PRED2(contains, job.log(), "error SIGTERM: ended");
 }
 
 // What the launch scripts use calls a killed rank a lost one.
@@ -168,6 +179,9 @@ TEST(Failure, Sigusr1StopsAfterTheStepAndWritesTheResults) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_TRUE(nlohmann::json::parse(read_file(job.path("trace.json"))).contains("traceEvents"));
   const std::vector<nlohmann::json> steps = read_metrics(job.path("run"));
+  EXPECT_PRED2(contains, job.log(),
+               fmt::format("SIGUSR1: stopped after step {} of 1000000", steps.size()));
+  EXPECT_PRED2(contains, result.out, fmt::format("stopped:   by SIGUSR1, {} ", steps.size()));
   for (size_t i = 0; i < steps.size(); ++i) {
     EXPECT_EQ(steps[i]["step"], i + 1);
   }
@@ -205,7 +219,30 @@ TEST(Failure, AFullDiskEndsTheJobWithItsReasonAndAnExport) {
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_TRUE(any_holds(error_lines(result), {"metrics.jsonl", "disk full", "from step 1 on"}))
       << result.err;
+  EXPECT_PRED2(contains, read_file(directory.file("run/log.txt")), "error ");
   EXPECT_TRUE(std::filesystem::exists(directory.file("model/model.safetensors")));
+}
+
+// Two of four ranks find it, in the middle of training.
+TEST(Failure, DataThatChangeUnderTheRunEndTheJobWithTheReason) {
+  const TemporaryDirectory directory;
+  const std::vector<int> tokens(2000, 1);
+  write_file(directory.file("data"), shard(tokens));
+  Process process(on_ranks(4, pipetrain(words(fmt::format(
+                                  "train {} --vocab-size 300 --data data --run-dir run --steps "
+                                  "1000000 --timeout {}",
+                                  tiny_model, timeout)))),
+                  directory.path(), mpi_environment());
+  process.wait_for_error_text("/1000000  loss");
+  {
+    std::fstream file(directory.file("data"), std::ios::in | std::ios::out | std::ios::binary);
+    file << shard(std::vector<int>(tokens.size(), 301));
+  }
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_TRUE(any_holds(error_lines(result), {"--data", "token 301", "vocabulary of 300"}))
+      << result.err;
+  EXPECT_PRED2(contains, read_file(directory.file("run/log.txt")), "error --data");
 }
 
 // Sends `number` to a rank of the job and requires that all ranks end. One that is stopped after

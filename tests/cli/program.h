@@ -24,6 +24,13 @@ Result run_pipetrain(const std::string& arguments, const std::string& directory)
 // mpirun -n RANKS pipetrain train ARGUMENTS
 Result train_on_ranks(int ranks, const std::string& arguments, const std::string& directory);
 
+// What the program's output calls the device.
+#ifdef PIPETRAIN_CUDA
+inline const std::string device_kind = "cuda";
+#else
+inline const std::string device_kind = "host";
+#endif
+
 // A model that takes no time, and a step that does not either.
 inline const std::string tiny_model = "--layers 4 --hidden 16 --heads 2 --sequence-length 8 ";
 // Writes a file `name` of `bytes` bytes of text in `directory`.

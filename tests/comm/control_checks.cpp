@@ -129,6 +129,15 @@ std::string check_progress(Control& control) {
              : "";
 }
 
+std::string check_first_equal(Control& control) {
+  const std::vector<int> first = control.first_equal(control.rank() % 2 == 0 ? "even" : "odd");
+  bool right = int(first.size()) == control.size();
+  for (int rank = 0; right && rank < control.size(); ++rank) {
+    right = first[size_t(rank)] == rank % 2;
+  }
+  return right ? "" : "first_equal does not tell which ranks have the same";
+}
+
 std::string check_ranks(Control& control) {
   const bool right = control.rank() >= 0 && control.rank() < control.size() &&
                      control.local_rank() == control.rank() &&
@@ -139,8 +148,8 @@ std::string check_ranks(Control& control) {
 }  // namespace
 
 std::string check_control(Control& control) {
-  for (const auto check :
-       {check_ranks, check_broadcast, check_gather, check_ring, check_equality, check_progress}) {
+  for (const auto check : {check_ranks, check_broadcast, check_gather, check_ring, check_equality,
+                           check_first_equal, check_progress}) {
     const std::string problem = check(control);
     control.barrier();
     if (!problem.empty()) {

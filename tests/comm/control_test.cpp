@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "control_checks.h"
 #include "pipetrain/error.h"
@@ -30,6 +33,26 @@ TEST(ThreadGroup, ABarrierHoldsBackEveryRank) {
       control.barrier();
     }
   });
+}
+
+// Who is missing is known: to rank 0 the rank, to the others rank 0.
+TEST(ThreadGroup, ABarrierKnowsWhomItWaitsFor) {
+  ThreadGroup group(3);
+  std::vector<std::thread> early;
+  for (const int rank : {0, 1}) {
+    early.emplace_back([&group, rank] { group.control(rank).barrier(); });
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while ((group.control(0).awaited() != 2 || group.control(1).awaited() != 0) &&
+         std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(group.control(0).awaited(), 2);
+  EXPECT_EQ(group.control(1).awaited(), 0);
+  group.control(2).barrier();
+  for (std::thread& thread : early) {
+    thread.join();
+  }
 }
 
 TEST(ThreadGroup, WhenOneRankFailsTheWaitingOnesAreToldAndTheFirstErrorIsKept) {

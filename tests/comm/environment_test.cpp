@@ -35,6 +35,10 @@ class Environment : public testing::Test {
   std::map<std::string, std::string> saved_ = {{"CUDA_DEVICE_MAX_CONNECTIONS", ""},
                                                {"CUDA_MODULE_LOADING", ""},
                                                {"NCCL_LAUNCH_ORDER_IMPLICIT", ""},
+                                               {"NCCL_HOSTID", ""},
+                                               {"NCCL_MULTI_RANK_GPU_ENABLE", ""},
+                                               {"NCCL_NET", ""},
+                                               {"NCCL_SOCKET_IFNAME", ""},
                                                {"OMPI_COMM_WORLD_SIZE", ""},
                                                {"PMI_SIZE", ""},
                                                {"SLURM_STEP_NUM_TASKS", ""},
@@ -66,6 +70,33 @@ TEST_F(Environment, SeveralJobsOfOneRankAreRefused) {
   }
   EXPECT_EQ(ranks_started(), 0);
   EXPECT_NO_THROW(refuse_jobs_of_one_rank(1));
+}
+
+// Fault 43: ranks on one GPU, which NCCL takes for a mistake.
+TEST_F(Environment, RanksThatShareGpusSeemToBeOnDifferentHosts) {
+  let_ranks_share_gpus(3, true);
+  const std::string third = std::getenv("NCCL_HOSTID");
+  EXPECT_STREQ(std::getenv("NCCL_NET"), "Socket");
+  EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "lo");
+  unsetenv("NCCL_HOSTID");
+  unsetenv("NCCL_SOCKET_IFNAME");
+  let_ranks_share_gpus(4, false);
+  EXPECT_NE(std::getenv("NCCL_HOSTID"), third);
+  EXPECT_EQ(std::getenv("NCCL_SOCKET_IFNAME"), nullptr);
+}
+
+TEST_F(Environment, HowTheUserLetsThemShareIsKept) {
+  for (const char* name : {"NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"}) {
+    setenv(name, "1", 1);
+    let_ranks_share_gpus(0, true);
+    EXPECT_EQ(std::getenv("NCCL_NET"), nullptr);
+    unsetenv(name);
+  }
+}
+
+TEST_F(Environment, AHostIsTheSameForAllThatRunsOnIt) {
+  EXPECT_EQ(host_identity(), host_identity());
+  EXPECT_GE(host_identity().size(), 32u);
 }
 
 TEST_F(Environment, OneRankInsideALargerAllocationIsAllowed) {

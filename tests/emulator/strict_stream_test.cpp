@@ -170,6 +170,15 @@ TEST_F(StrictStream, AnEventIsRecordedOnItsOwnDeviceOnly) {
   ok(cudaSetDevice(0));
 }
 
+// CUDA takes it, and makes a context on the thread's device for it.
+TEST_F(StrictStream, AnEventIsQueriedOnItsOwnDeviceOnly) {
+  cudaEvent_t event = new_event();
+  ok(cudaSetDevice(1));
+  expect_refused(cudaEventQuery(event), cudaErrorInvalidResourceHandle);
+  ok(cudaSetDevice(0));
+  ok(cudaEventQuery(event));
+}
+
 TEST_F(StrictStream, NothingRunsBeforeWhatTheStreamWaitsFor) {
   cudaStream_t stream = new_stream();
   cudaStream_t other = new_stream();

@@ -91,6 +91,14 @@ TEST(Config, FlopsPerTokenAreSixTimesTheParametersAndCausalAttention) {
   EXPECT_LT(flops_per_token(config, 512), flops_per_token(config, 1024));
 }
 
+// Fault 44: a utilisation of one device's peak, or of the sparse one. gpt2-124m at 1024 tokens
+// takes 803.26 MFLOP per token (746.64 for the parameters, 56.62 for attention): 1.2 million tokens
+// per second on 4 H100 (989 TFLOP/s dense) are 24.37%.
+TEST(Config, UtilisationIsThatOfAllDevices) {
+  EXPECT_NEAR(model_flops_utilisation(named_model("gpt2-124m"), 1024, 1.2e6, 4, 989e12), 0.24366,
+              1e-5);
+}
+
 // Fault 28: layers that do not divide evenly are dropped without a word.
 TEST(Partition, EveryLayerIsOnExactlyOneStage) {
   for (int layers = 1; layers <= 33; ++layers) {

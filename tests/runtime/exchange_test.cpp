@@ -29,7 +29,7 @@ TEST(Exchange, APeerThatDoesNotConnectIsNamed) {
     std::optional<Watchdog> watchdog;
     if (control.rank() == 0) {
       watchdog.emplace(std::chrono::milliseconds(100),
-                       [&](const std::string& reason) { verdict.set_value(reason); });
+                       [&](const std::string& reason, ExitCode) { verdict.set_value(reason); });
     } else {
       seen.wait_for(std::chrono::seconds(60));
     }

@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 class WatchdogTest : public testing::Test {
  protected:
   Watchdog::Expire keep() {
-    return [this](const std::string& reason) { verdict_.set_value(reason); };
+    return [this](const std::string& reason, ExitCode) { verdict_.set_value(reason); };
   }
   std::string wait_for_verdict() {
     auto future = verdict_.get_future();
@@ -62,7 +62,7 @@ TEST(SharedProgress, ARankThatWaitsForOneThatWorksIsNotEndedUntilThatStandsStill
   std::atomic<bool> ended_too_early = false;
   std::promise<void> ended;
   test::run_ranks(2, [&](Control& control) {
-    Watchdog watchdog(timeout, [&](const std::string&) {
+    Watchdog watchdog(timeout, [&](const std::string&, ExitCode) {
       ended_too_early = ended_too_early || working;
       if (control.rank() == 1) {
         ended.set_value();
@@ -107,10 +107,46 @@ TEST_F(WatchdogTest, ReportsWhatTheErrorProbeSays) {
   EXPECT_EQ(wait_for_verdict(), "NCCL: remote error");
 }
 
+TEST_F(WatchdogTest, RecordsTheReasonBeforeTheEnd) {
+  std::string recorded;
+  std::promise<std::string> seen;
+  Watchdog watchdog(1h, [&](const std::string&, ExitCode) { seen.set_value(recorded); });
+  watchdog.set_recorder([&](const std::string& reason) { recorded = reason; });
+  watchdog.set_error_probe([] { return std::string("NCCL: remote error"); });
+  EXPECT_EQ(seen.get_future().get(), "NCCL: remote error");
+}
+
+// Fault: a log on a file system that hangs keeps the job from ending.
+TEST_F(WatchdogTest, ARecorderThatHangsDoesNotKeepTheJobFromEnding) {
+  std::promise<void> release;
+  std::promise<void> released;
+  Watchdog watchdog(1h, keep());
+  watchdog.set_recorder([&](const std::string&) {
+    release.get_future().wait();
+    released.set_value();
+  });
+  watchdog.set_error_probe([] { return std::string("NCCL: remote error"); });
+  EXPECT_EQ(wait_for_verdict(), "NCCL: remote error");
+  release.set_value();
+  released.get_future().wait();
+}
+
+// Fault: the error of one rank is never told, for it waits for its device, and that for a peer.
+TEST_F(WatchdogTest, ARankThatEndsWithAnErrorHasADeadlineLeft) {
+  Watchdog watchdog(100ms, keep());
+  {
+    const Watchdog::HostPhase phase(&watchdog, "computing");
+    watchdog.fail("rank 1 ends: a tag does not match");
+  }
+  watchdog.clear();
+  const std::string verdict = wait_for_verdict();
+  EXPECT_NE(verdict.find("while rank 1 ends: a tag does not match"), std::string::npos) << verdict;
+}
+
 TEST_F(WatchdogTest, IsSilentWhileItemsEnd) {
   bool expired = false;
   {
-    Watchdog watchdog(10s, [&](const std::string&) { expired = true; });
+    Watchdog watchdog(10s, [&](const std::string&, ExitCode) { expired = true; });
     Stream stream;
     Event event;
     const size_t item = watchdog.add(event, "item");

@@ -98,7 +98,7 @@ TEST_F(ProfileTest, LinksAreAsSlowAsTheyAreMade) {
 TEST_F(ProfileTest, ARankThatDoesNotTakePartIsNoticed) {
   std::promise<std::string> verdict;
   std::future<std::string> said = verdict.get_future();
-  Watchdog watchdog(200ms, [&](const std::string& reason) { verdict.set_value(reason); });
+  Watchdog watchdog(200ms, [&](const std::string& reason, ExitCode) { verdict.set_value(reason); });
   test::run_ranks(2, [&](Control& control) {
     if (control.rank() == 1) {
       ASSERT_EQ(said.wait_for(20s), std::future_status::ready);

@@ -182,6 +182,27 @@ TEST_F(Tokens, TokenOutsideTheVocabularyIsFoundWithItsPosition) {
                "position 66000");
 }
 
+// Nothing is left for a step to find after hours.
+TEST_F(Tokens, EveryTokenIsCheckedByARank) {
+  constexpr size_t count = 200000;
+  constexpr size_t common = 70000;
+  constexpr int ranks = 3;
+  for (const size_t position : {size_t(0), common - 1, common, size_t(120000), count - 1}) {
+    std::vector<int> values(count, 1);
+    values[position] = 300;
+    const TokenStream tokens = stream(shard(values));
+    int found = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      try {
+        tokens.check_vocabulary(300, rank, ranks, common);
+      } catch (const UsageError&) {
+        ++found;
+      }
+    }
+    EXPECT_EQ(found, position < common ? ranks : 1) << position;
+  }
+}
+
 TEST_F(Tokens, WindowsOverlapByOneToken) {
   const TokenStream tokens = stream(shard(counting(0, 25)));
   const BatchShape shape{2, 1, 2, 3};

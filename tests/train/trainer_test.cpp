@@ -27,7 +27,7 @@ struct Spread {
   int chunks = 1;
 };
 
-// All p*v <= 8 of p = 1, 2, 4, 8 and v = 1, 2, 4.
+// All p*v <= 8 of p = 1, 2, 4, 8 and v = 1, 2, 4; and one whose last stage is on the first rank.
 std::vector<Spread> spreads() {
   std::vector<Spread> all;
   for (const int p : {1, 2, 4, 8}) {
@@ -39,6 +39,7 @@ std::vector<Spread> spreads() {
       }
     }
   }
+  all.push_back({"zb-v", 2, 2});
   return all;
 }
 

@@ -12,7 +12,8 @@ namespace pipetrain {
 
 // Control data between all ranks of a job, at start and end: never tensors of a step. By MPI, or by
 // threads of one process for tests. Collective calls are made by all ranks in the same order, each
-// rank's from one thread at a time. Waiting sleeps; sizes are not limited.
+// rank's from one thread at a time. Waiting sleeps; sizes are not limited. Where a rank is gone,
+// MPI ends the job or throws InternalError; between threads a call throws PeerLost.
 class Control {
  public:
   virtual ~Control() = default;
@@ -23,7 +24,6 @@ class Control {
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
 
-  virtual void barrier() = 0;
   // `data` of root replaces that of all others, its size included.
   virtual void broadcast(std::vector<std::byte>& data, int root) = 0;
   // In order between two ranks. May wait until the destination receives.
@@ -36,12 +36,16 @@ class Control {
   // What is called, on this rank's thread, when another rank has told of progress. Null: nothing.
   void on_progress(std::function<void()> heard) { heard_ = std::move(heard); }
 
+  // By way of rank 0, so that a rank that is missing is known: awaited() tells it there.
+  void barrier();
   // One entry per rank, in rank order, on root; empty elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> data, int root);
   // Throws UsageError on every rank when `value` differs between ranks; `what` names it. The
   // message shows the first difference: of "--flag value --flag value" the flag, else part of the
   // line.
   void require_equal(const std::string& value, const std::string& what);
+  // Of every rank the first one that has the same value, on all ranks.
+  std::vector<int> first_equal(const std::string& value);
   // The text of root, on all ranks.
   std::string broadcast(const std::string& text, int root);
 

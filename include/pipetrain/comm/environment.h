@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 namespace pipetrain {
 
 // Sets what CUDA and NCCL read from the environment, unless the user has: enough hardware queues
@@ -14,5 +16,14 @@ int launched_rank();
 
 // Throws UsageError if MPI sees one rank where the launcher has started several.
 void refuse_jobs_of_one_rank(int mpi_ranks);
+
+// Of the running system: ranks that have the same one share its memory and, in other containers
+// too, its GPUs. Empty if it cannot be read.
+std::string host_identity();
+
+// NCCL refuses two ranks on one GPU unless they seem to be on different hosts. Makes this rank seem
+// to be alone on one, unless the user has set how NCCL is to take them; sockets are then the only
+// way between ranks, those of `one_host` by the loopback. To be called on all ranks before NCCL is.
+void let_ranks_share_gpus(int rank, bool one_host);
 
 }  // namespace pipetrain

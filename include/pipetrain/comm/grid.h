@@ -8,6 +8,7 @@ struct Grid {
   int replicas = 1;  // D
   int rank = 0;
 
+  int ranks() const { return pipeline * replicas; }
   int pipeline_rank() const { return rank / replicas; }
   int replica() const { return rank % replicas; }
   // The job's rank of another pipeline rank of this replica.

@@ -24,6 +24,8 @@ std::string device_problem();
 // Makes `device` the calling thread's current device. Throws UsageError unless it exists.
 void select_device(int device);
 
+int current_device();  // of the calling thread
+
 DeviceInfo device_info(int device);
 
 // Versions as CUDA writes them (13010 is 13.1); the driver's is 0 without a driver.

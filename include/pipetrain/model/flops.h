@@ -14,4 +14,9 @@ size_t parameter_count(const GptConfig& config);
 // trained at.
 double flops_per_token(const GptConfig& config, int sequence);
 
+// Model FLOPs utilisation: the share of the dense peak of `devices` devices (operations per second
+// of one) that training uses, whatever is computed again or shared among chunks and replicas.
+double model_flops_utilisation(const GptConfig& config, int sequence, double tokens_per_second,
+                               int devices, double peak_flops);
+
 }  // namespace pipetrain

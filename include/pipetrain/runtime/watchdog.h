@@ -11,6 +11,7 @@
 
 #include "pipetrain/comm/control.h"
 #include "pipetrain/device/event.h"
+#include "pipetrain/error.h"
 #include "pipetrain/progress.h"
 
 namespace pipetrain {
@@ -23,9 +24,9 @@ namespace pipetrain {
 // ever.
 class Watchdog {
  public:
-  // Called once on the watchdog's thread with the reason; must not return to normal work. The
-  // program prints and leaves with _exit(4).
-  using Expire = std::function<void(const std::string& reason)>;
+  // Called once on the watchdog's thread with the reason and the exit code of the job: lost, or
+  // what an error of the device itself has. Must not return to normal work.
+  using Expire = std::function<void(const std::string& reason, ExitCode code)>;
 
   Watchdog(std::chrono::duration<double> timeout, Expire expire);
   ~Watchdog();
@@ -33,11 +34,12 @@ class Watchdog {
   Watchdog& operator=(const Watchdog&) = delete;
 
   // Prints "pipetrain: <reason>" on standard error and, a second later (at once on a signal), calls
-  // _exit(4).
+  // _exit(code).
   static Expire exit_process();
 
   // Registers something that will be submitted again and again; returns its number. `text` says who
-  // does what and whom it waits for. Before the first submitted().
+  // does what and whom it waits for. Before the first submitted(), on a thread whose device is that
+  // of all events.
   size_t add(const Event& end, std::string text);
   // Called before a step reuses the events of the step before the last one, which has ended.
   void begin_step();
@@ -49,6 +51,15 @@ class Watchdog {
 
   // Which rank is waited for on the host now, -1 if none: for the message. Null: not known.
   void set_awaited(std::function<int()> awaited);
+
+  // Called with the reason before the job ends, on a thread of its own: a file system that is stuck
+  // must not keep the job from ending. Null: nobody.
+  void set_recorder(std::function<void(const std::string& reason)> recorder);
+
+  // This rank ends with an error. What it frees from now on waits for its device, and that for
+  // peers which may never answer: for no longer than the deadline, and who ends the job says this
+  // text.
+  void fail(const std::string& text);
 
   // Forgets all items and the probe, before what they refer to goes away.
   void clear();
@@ -85,6 +96,7 @@ class Watchdog {
   const std::chrono::duration<double> timeout_;
   const Expire expire_;
   mutable std::mutex mutex_;
+  int device_ = -1;  // of the events; -1: none is registered
   std::vector<Item> items_;
   std::vector<size_t> queue_;  // a ring of submitted items, oldest at head_
   size_t head_ = 0;
@@ -93,6 +105,7 @@ class Watchdog {
   std::vector<std::pair<std::string, Clock::time_point>> phases_;
   std::function<std::string()> error_probe_;
   std::function<int()> awaited_;
+  std::function<void(const std::string&)> recorder_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };
@@ -115,7 +128,8 @@ class SharedProgress {
 };
 
 // Requests that signals leave behind; process-wide.
-//   SIGTERM, SIGINT: the watchdog ends the job. SIGUSR1: training stops after the current step.
+//   SIGTERM, SIGINT: the watchdog ends the job. SIGUSR1: training stops, at most three steps later:
+//   two are submitted ahead, and all ranks must agree.
 void install_signal_handlers();
 bool termination_requested();
 bool stop_requested();

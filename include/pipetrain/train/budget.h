@@ -13,6 +13,12 @@ namespace pipetrain {
 
 struct Evaluation;
 
+#ifdef PIPETRAIN_CUDA
+inline constexpr bool nccl_takes_device_memory = true;
+#else
+inline constexpr bool nccl_takes_device_memory = false;  // what is emulated takes the host's
+#endif
+
 // Device memory of one rank, in bytes, known before anything is allocated. The trainer allocates
 // exactly these pieces; NCCL's own memory is an estimate and allocated by NCCL.
 struct Budget {
@@ -25,7 +31,7 @@ struct Budget {
   size_t channel_slots = 0;     // messages
   size_t workspace = 0;         // with overlapped pairs a second one, for F
   size_t step_data = 0;         // tokens, losses, norms
-  size_t nccl = 0;              // estimate
+  size_t nccl = 0;              // estimate; 0 on emulated devices
 
   size_t allocated() const;  // everything but nccl
   size_t total() const { return allocated() + nccl; }
@@ -41,6 +47,7 @@ struct BudgetRequest {
   bool split_state = false;  // --zero 1
   SlotPolicy slots;
   schedule::Update update = schedule::Update::step;  // of the schedule
+  bool nccl = nccl_takes_device_memory;              // counted
 };
 
 // The model that a schedule with these updates trains. With pipedream first and last stage are

@@ -27,14 +27,16 @@ namespace pipetrain {
 // work. Several engines may live in one process.
 class Engine {
  public:
-  // `job` must outlive the engine; `watchdog` may be null.
+  // `job` must outlive the engine; `watchdog` may be null. Throws DoesNotFit, on one rank alone
+  // where another process has taken memory since the job was planned.
   Engine(const Job& job, Control& control, Watchdog* watchdog);
   ~Engine();
 
   // Sets the weights of --init, or initial ones. Blocks the host.
   void set_initial_weights();
 
-  // Submits step `step` (0 is the first). At most two steps may be in flight.
+  // Submits step `step` (0 is the first). At most two steps may be in flight. Throws UsageError
+  // where the data files have changed since they were opened.
   void submit(int64_t step, const StepInputs& inputs);
   // Waits for the end of that step; each result is taken once.
   StepResult wait(int64_t step) { return optimizer_->wait_result(step); }

@@ -19,6 +19,8 @@ class Log {
 
   void info(const std::string& line);
   void warning(const std::string& line);
+  // Why the run ends, to the file alone: the program itself prints it.
+  void last_line(const std::string& line);
 
  private:
   struct State;

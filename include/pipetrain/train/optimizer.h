@@ -109,10 +109,9 @@ class Optimizer {
   // After the last backward of the rank's stage number `stage` in the order of its stages.
   virtual void reduce(int stage, int64_t step, const Stream& stream) = 0;
   // After reduce() of all stages, once per step on every rank of the job; with every_backward once
-  // per micro-batch, ascending. Afterwards gradients are
-  // those of the global batch (with split_state: in this copy's shard), that of a tied embedding
-  // the total of both its parts. Throws InternalError unless the result of the step before the last
-  // one was taken.
+  // per micro-batch, ascending. Afterwards gradients are those of the global batch (with
+  // split_state: in this copy's shard), that of a tied embedding the total of both its parts.
+  // Throws InternalError unless the result of the step before the last one was taken.
   virtual void submit(int64_t step, const StepInputs& inputs, const StepUpdate& update,
                       const Stream& stream) = 0;
   // The host waits for the end of that step alone. Each result is taken once.

@@ -23,10 +23,11 @@ Watchdog::Expire expire_on(int rank, int replicas);
 // depends on them is done together.
 std::string common_flags(const TrainConfig& config);
 
-// Selects this rank's device; returns its free memory, or this rank's share of it where several
-// ranks of the host use the device. What the host emulates has one memory for all ranks, unless
-// PIPETRAIN_EMULATOR_MEMORY gives each device its own. Throws UsageError when there is none.
-size_t select_own_device(const Control& control);
+// Selects this rank's device; returns its free memory in bytes, or this rank's share of it where
+// several ranks use the device, which NCCL is then told. What the host emulates has one memory for
+// all ranks of the host, unless PIPETRAIN_EMULATOR_MEMORY gives each device its own. Throws
+// AgreedError where a rank has no device. Collective, before NCCL is called.
+size_t select_own_device(Control& control);
 
 // Writes what is trained, on what and how, with the job's warnings and notes.
 void log_job(const Job& job, const std::string& device, Log& log);

@@ -28,9 +28,10 @@ class TokenStream {
   bool shards() const;                                               // not bytes
   int natural_vocabulary() const { return shards() ? 50257 : 256; }  // where none is asked for
 
-  // Throws UsageError, with file and position, if a token is not below `vocabulary`. Reads at most
-  // the first `limit` tokens; read() checks the rest as it comes.
-  void check_vocabulary(int vocabulary, size_t limit = size_t(1) << 26) const;
+  // Throws UsageError, with file and position, if a token is not below `vocabulary`. `ranks` ranks
+  // that call this read all tokens: each the first `common`, of the others its share.
+  void check_vocabulary(int vocabulary, int rank = 0, int ranks = 1,
+                        size_t common = size_t(1) << 26) const;
   // Tokens first .. first + count - 1, which must exist; checked against `vocabulary`.
   void read(size_t first, size_t count, int vocabulary, int* tokens) const;
 

@@ -30,6 +30,9 @@ std::string check_all() {
   if (!problem.empty() || control->size() == 1) {
     return problem;
   }
+  if (control->local_size() > device_count()) {
+    let_ranks_share_gpus(control->rank(), true);
+  }
   select_device(control->local_rank() % device_count());
   return check_ring_of_channels(*control, {.bytes = (1 << 20) + 1, .messages = 3});
 }
