@@ -234,6 +234,14 @@ TEST(Usage, EveryFlagMayStandInTheConfigurationFile) {
   expect_all_refused(cases, directory);
 }
 
+TEST(Usage, ATableIsNotOverwrittenByItsPlan) {
+  const TemporaryDirectory directory;
+  write_file(directory.file("q.csv"), "0F0,0B0\n");
+  expect_all_refused({{words("plan --schedule csv:q.csv --output ./q.csv"), "--output ./q.csv"}},
+                     directory);
+  EXPECT_EQ(read_file(directory.file("q.csv")), "0F0,0B0\n");
+}
+
 // Fault: what a full disk did not take is lost with exit code 0.
 TEST(Usage, OutputThatCannotBeWrittenIsAnError) {
   const TemporaryDirectory directory;

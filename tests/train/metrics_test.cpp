@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "pipetrain/train/log.h"
@@ -137,6 +138,21 @@ TEST(RunDirectory, PathsThatCannotBeWrittenAreRefusedByTheirFlag) {
   require_writable_file("name_alone", "--trace");
 }
 
+TEST(Log, AFileThatTakesNoMoreIsToldOnce) {
+  const TemporaryDirectory directory;
+  std::filesystem::create_symlink("/dev/full", directory.file("log.txt"));
+  testing::internal::CaptureStderr();
+  {
+    Log log(directory.file("log.txt"), Log::Terminal::off);
+    log.info("one");
+    log.info("two");
+  }
+  const std::string told = testing::internal::GetCapturedStderr();
+  const size_t first = told.find("log.txt cannot be written");
+  EXPECT_NE(first, std::string::npos) << told;
+  EXPECT_EQ(told.find("cannot be written", first + 20), std::string::npos) << told;
+}
+
 TEST(Log, LinesAreAppendedToTheFile) {
   const TemporaryDirectory directory;
   write_file(directory.file("log.txt"), "earlier\n");
@@ -145,11 +161,13 @@ TEST(Log, LinesAreAppendedToTheFile) {
     log.info("step {} is no format string");
     log.warning("disk nearly full");
     EXPECT_PRED2(contains, read_file(directory.file("log.txt")), "disk nearly full");
+    log.last_line("SIGTERM: ended");
   }
   const std::string text = read_file(directory.file("log.txt"));
   EXPECT_EQ(text.substr(0, 8), "earlier\n");
   EXPECT_PRED2(contains, text, "info step {} is no format string\n");
   EXPECT_PRED2(contains, text, "warning: disk nearly full\n");
+  EXPECT_PRED2(contains, text, "error SIGTERM: ended\n");
   EXPECT_PRED2(contains, usage_error([] { Log("/dev/null/log.txt", Log::Terminal::off); }),
                "--run-dir");
 }
