@@ -1,6 +1,7 @@
 #include "pipetrain/comm/environment.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
@@ -62,8 +63,12 @@ void refuse_jobs_of_one_rank(int mpi_ranks) {
 std::string host_identity() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string identity;
-  std::getline(file, identity);
-  return identity;
+  if (std::getline(file, identity)) {
+    return identity;
+  }
+  std::array<char, 256> name = {};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
 }
 
 void let_ranks_share_gpus(int rank, bool one_host) {

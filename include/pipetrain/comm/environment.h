@@ -17,8 +17,8 @@ int launched_rank();
 // Throws UsageError if MPI sees one rank where the launcher has started several.
 void refuse_jobs_of_one_rank(int mpi_ranks);
 
-// Of the running system: ranks that have the same one share its memory and, in other containers
-// too, its GPUs. Empty if it cannot be read.
+// Of the running system, or else of the host by its name: ranks that have the same one share its
+// memory and, in other containers too, its GPUs.
 std::string host_identity();
 
 // NCCL refuses two ranks on one GPU unless they seem to be on different hosts. Makes this rank seem
