@@ -348,8 +348,9 @@ void BenchOptions::check(int ranks) const {
   if (repeat < 1) {
     throw UsageError(fmt::format("--repeat {}: must be at least 1", repeat));
   }
-  if (bytes < 1) {
-    throw UsageError("--bytes 0: must be at least 1");
+  constexpr size_t most_bytes = 1'000'000'000'000'000;
+  if (bytes < 1 || bytes > most_bytes) {
+    throw UsageError(fmt::format("--bytes {}: must be at least 1 and at most 1e15", bytes));
   }
   if (synthetic) {
     plan(ranks).check();

@@ -119,4 +119,9 @@ void add_config_file(CLI::App& main) {
   main.config_formatter(std::make_shared<FlatToml>(main));
 }
 
+std::string given_config_file(const CLI::App& main) {
+  const CLI::Option* file = main.get_config_ptr();
+  return file->count() > 0 ? file->as<std::string>() : "";
+}
+
 }  // namespace pipetrain

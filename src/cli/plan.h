@@ -48,6 +48,7 @@ struct PlanOptions {
   bool lowered = false;
   std::string format = "table";
   std::string output;
+  std::string config_file;  // that flags were read from, if any
   PlanModel model;
   std::vector<std::string> given;  // flags on the command line or in a file: --latency, ...
 

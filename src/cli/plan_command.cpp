@@ -11,6 +11,7 @@
 
 #include "cli/colour.h"
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "cli/plan.h"
 #include "cli/plan_text.h"
 #include "cli/train_flags.h"
@@ -144,11 +145,12 @@ Command add_plan(CLI::App& main) {
   add_schedule_flags(*app, *options);
   add_time_flags(*app, *options);
   add_model_flags(*app, options->model);
-  return {app, [app, options] {
+  return {app, [app, options, &main] {
             for (const CLI::Option* option :
                  app->get_options([](const CLI::Option* flag) { return flag->count() > 0; })) {
               options->given.push_back(option->get_name());
             }
+            options->config_file = given_config_file(main);
             options->adopt_file();
             options->check();
             const std::vector<Plan> plans = make_plans(*options);

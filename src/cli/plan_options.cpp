@@ -149,9 +149,12 @@ void PlanOptions::check() const {
     throw UsageError(fmt::format("--bandwidth {}: must be above 0", bandwidth));
   }
   check_use_of_flags();
-  if (schedule.starts_with("csv:") && !output.empty() && same_file(output, schedule.substr(4))) {
-    throw UsageError(
-        fmt::format("--output {}: would overwrite what --schedule reads; choose another", output));
+  const std::string table = schedule.starts_with("csv:") ? schedule.substr(4) : "";
+  for (const auto& [flag, input] : {std::pair("--schedule", table), {"--config", config_file}}) {
+    if (!output.empty() && !input.empty() && same_file(output, input)) {
+      throw UsageError(
+          fmt::format("--output {}: would overwrite what {} reads; choose another", output, flag));
+    }
   }
   check_times(costs.forward, "--forward", ranks, false);
   check_times(costs.backward_input, "--backward-input", ranks, false);

@@ -40,8 +40,10 @@ void print_error(std::string message) {
   for (char& c : message) {
     c = c == '\n' ? ' ' : c;
   }
-  fmt::print(stderr, "pipetrain: {}\n", message);
+  std::fprintf(stderr, "pipetrain: %s\n", message.c_str());  // which does not throw
 }
+
+constexpr char output_lost[] = "standard output cannot be written; is the disk full?";
 
 // Sleeps, or less when the launcher ends the job.
 void wait_for_the_end(std::chrono::milliseconds longest) {
@@ -124,7 +126,12 @@ int run(int argc, char** argv) {
   } catch (const std::filesystem::filesystem_error& error) {
     code = int(ExitCode::other);
     print_error(error.what());
-  } catch (const std::system_error& error) {  // of a thread that cannot be started, say
+  } catch (const std::system_error& error) {
+    if (std::ferror(stdout) != 0 || std::ferror(stderr) != 0) {  // thrown by fmt::print
+      print_error(output_lost);
+      end_job(int(ExitCode::other));
+    }
+    // Of a thread that cannot be started, say.
     code = report_once(ExitCode::does_not_fit,
                        fmt::format("the system gives no more threads or memory to a process "
                                    "(ulimit -a shows its limits): {}",
@@ -135,7 +142,7 @@ int run(int argc, char** argv) {
   }
   if (code == 0 && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
     code = int(ExitCode::other);
-    print_error("standard output cannot be written; is the disk full?");
+    print_error(output_lost);
   }
   // A rank that failed must not wait for its peers in a destructor.
   if (code != 0) {

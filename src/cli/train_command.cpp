@@ -1,13 +1,13 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
-#include <CLI/Option.hpp>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "cli/colour.h"
 #include "cli/command.h"
+#include "cli/config_file.h"
 #include "cli/on_all_ranks.h"
 #include "cli/train_flags.h"
 #include "cli/train_summary.h"
@@ -79,8 +79,7 @@ void add_data_and_output_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 int run_train(TrainFlags& flags, const CLI::App& main) {
-  const CLI::Option* file = main.get_config_ptr();
-  flags.config.config_file = file->count() > 0 ? file->as<std::string>() : "";
+  flags.config.config_file = given_config_file(main);
   flags.finish();
   on_all_ranks("train", flags.config.timeout, [&](Control& control) {
     const TrainReport report = train(flags.config, control);

@@ -14,7 +14,7 @@ namespace pipetrain {
 
 struct Log::State {
   spdlog::logger logger{"pipetrain"};
-  spdlog::sink_ptr file;
+  spdlog::logger file{"pipetrain"};  // the file alone, if there is one
 };
 
 Log::Log(const std::string& file, Terminal terminal) : state_(std::make_unique<State>()) {
@@ -29,17 +29,21 @@ Log::Log(const std::string& file, Terminal terminal) : state_(std::make_unique<S
       auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(file);
       sink->set_pattern("%Y-%m-%d %H:%M:%S %l %v");
       state_->logger.sinks().push_back(sink);
-      state_->file = std::move(sink);
+      state_->file.sinks().push_back(std::move(sink));
     } catch (const spdlog::spdlog_ex& error) {
       throw UsageError(fmt::format("--run-dir: {} cannot be opened: {}", file, error.what()));
     }
   }
-  state_->logger.flush_on(spdlog::level::info);
-  state_->logger.set_error_handler([said = false, file](const std::string& problem) mutable {
-    if (!std::exchange(said, true)) {
-      fmt::print(stderr, "pipetrain: warning: {} cannot be written: {}\n", file, problem);
-    }
-  });
+  const auto said = std::make_shared<bool>(false);
+  for (spdlog::logger* logger : {&state_->logger, &state_->file}) {
+    logger->flush_on(spdlog::level::info);
+    logger->set_error_handler([said, file](const std::string& problem) {
+      if (!std::exchange(*said, true)) {
+        std::fprintf(stderr, "pipetrain: warning: %s cannot be written: %s\n", file.c_str(),
+                     problem.c_str());
+      }
+    });
+  }
 }
 
 Log::~Log() = default;
@@ -51,10 +55,7 @@ void Log::warning(const std::string& line) {
   state_->logger.log(spdlog::level::warn, "warning: " + line);
 }
 void Log::last_line(const std::string& line) {
-  if (state_->file) {
-    spdlog::logger("pipetrain", state_->file).log(spdlog::level::err, line);
-    state_->file->flush();
-  }
+  state_->file.log(spdlog::level::err, line);
 }
 
 }  // namespace pipetrain

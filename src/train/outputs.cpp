@@ -39,6 +39,9 @@ Outputs::Outputs(const Job& job, bool leads) : job_(job) {
     add("--export", config.export_dir + "/model.safetensors");
   }
   if (!config.run_dir.empty()) {
+    if (config.schedule == "auto") {
+      require_writable_file(config.run_dir + RunDirectory::plan, "--run-dir");
+    }
     run_directory_ = std::make_unique<RunDirectory>(config.run_dir);
     metrics_ = std::make_unique<MetricsFile>(run_directory_->metrics_file());
     if (config.schedule == "auto") {

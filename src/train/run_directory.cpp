@@ -87,6 +87,10 @@ void make_directory(const std::string& path, const std::string& flag) {
 RunDirectory::RunDirectory(const std::string& path) : path_(path) {
   require_writable_directory(path, "--run-dir");
   require_writable_file(log_file(), "--run-dir");
+  if (const fs::file_status status = status_of(metrics_file(), metrics_file(), "--run-dir");
+      fs::is_directory(status) || fs::is_fifo(status) || fs::is_socket(status)) {
+    refuse("--run-dir", metrics_file(), "is no file");
+  }
   make_directory(path, "--run-dir");
   const std::string lock = path + "/.lock";
   lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);

@@ -113,8 +113,8 @@ void Trainer::prepare(const TrainConfig& config) {
 }
 
 void Trainer::fail(const std::string& error) {
-  outputs_->log().last_line(error);
   watchdog_->fail(fmt::format("rank {} ends: {}", control_.rank(), error));
+  outputs_->log().last_line(error);
 }
 
 std::vector<std::vector<std::byte>> Trainer::gather_by_pipeline_rank(

@@ -97,6 +97,7 @@ TEST(Bench, RefusesFlagsThatMeanNothing) {
   refused("--synthetic --format svg", {"--format svg", "json"});
   refused("--synthetic --forward 1,2,3", {"--forward", "3", "1"});
   refused("--synthetic --bytes 0", {"--bytes 0", "at least 1"});
+  refused("--synthetic --bytes 4611686018427387904", {"--bytes", "at most 1e15"});
   refused("", {"--layers"});
 }
 

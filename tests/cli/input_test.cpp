@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "cli/program.h"
 
@@ -174,6 +175,14 @@ TEST(Input, PathsThatCannotBeAreRefusedByTheirFlag) {
   std::filesystem::create_directory(directory.file("odd"));
   std::filesystem::create_directory(directory.file("odd/log.txt"));
   cases.push_back({train + "--run-dir odd", 2, {"--run-dir odd/log.txt"}});
+  for (const char* name : {"metrics.jsonl", "plan.csv"}) {
+    const std::string run_dir = std::string("with_") + name;
+    std::filesystem::create_directories(directory.file(run_dir + "/" + name));
+    cases.push_back({train + "--schedule auto --run-dir " + run_dir, 2, {run_dir + "/" + name}});
+  }
+  std::filesystem::create_directory(directory.file("pipe"));
+  mkfifo(directory.file("pipe/metrics.jsonl").c_str(), 0600);
+  cases.push_back({train + "--run-dir pipe", 2, {"--run-dir pipe/metrics.jsonl"}});
   expect_all_refused(cases, directory);
 }
 

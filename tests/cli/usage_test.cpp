@@ -237,15 +237,19 @@ TEST(Usage, EveryFlagMayStandInTheConfigurationFile) {
 TEST(Usage, ATableIsNotOverwrittenByItsPlan) {
   const TemporaryDirectory directory;
   write_file(directory.file("q.csv"), "0F0,0B0\n");
-  expect_all_refused({{words("plan --schedule csv:q.csv --output ./q.csv"), "--output ./q.csv"}},
+  write_file(directory.file("p.toml"), "schedule = \"1f1b\"\n");
+  expect_all_refused({{words("plan --schedule csv:q.csv --output ./q.csv"), "--output ./q.csv"},
+                      {words("plan --config p.toml --output p.toml"), "--config reads"}},
                      directory);
   EXPECT_EQ(read_file(directory.file("q.csv")), "0F0,0B0\n");
+  EXPECT_EQ(read_file(directory.file("p.toml")), "schedule = \"1f1b\"\n");
 }
 
 // Fault: what a full disk did not take is lost with exit code 0.
 TEST(Usage, OutputThatCannotBeWrittenIsAnError) {
   const TemporaryDirectory directory;
-  for (const char* arguments : {"plan --schedule 1f1b", "doctor", "train --help", "--version"}) {
+  for (const char* arguments : {"plan --schedule 1f1b", "doctor", "train --help", "--version",
+                                "plan --schedule 1f1b --ranks 8 --microbatches 256 --format svg"}) {
     const std::string command =
         fmt::format("{} {} >/dev/full", fmt::join(pipetrain({}), " "), arguments);
     const Result result = Process({"bash", "-c", command}, directory.path(), {}).wait();
