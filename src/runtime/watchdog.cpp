@@ -15,7 +15,9 @@ namespace {
 constexpr auto poll_interval = std::chrono::milliseconds(20);
 constexpr size_t most_items_printed = 8;
 constexpr auto time_for_others = std::chrono::seconds(1);
+// After a SIGTERM mpirun gives its ranks a second, or only until the first of them has left.
 constexpr auto time_to_record = std::chrono::milliseconds(300);
+constexpr auto time_for_others_at_signal = std::chrono::milliseconds(500);
 
 volatile sig_atomic_t termination_signal = 0;  // SIGTERM or SIGINT, once it came
 volatile sig_atomic_t sigusr1_seen = 0;
@@ -52,9 +54,12 @@ Watchdog::Expire Watchdog::exit_process() {
     const std::string line = "pipetrain: " + reason + "\n";
     // write(2): stdio's lock may be held by a thread that is stuck.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-    // mpirun ends all ranks as soon as one has left. Those that wait in the same chain find their
-    // deadlines passed at nearly the same time: they are left the time to say whom they wait for.
-    if (!termination_requested()) {
+    // mpirun ends all ranks as soon as one has left, by SIGKILL if it had signalled them before.
+    // Those that wait in the same chain find their deadlines passed at nearly the same time: they
+    // are left the time to say whom they wait for, and rank 0 to write its log.
+    if (termination_requested()) {
+      std::this_thread::sleep_for(time_for_others_at_signal);
+    } else {
       std::this_thread::sleep_for(time_for_others);
     }
     _exit(int(code));

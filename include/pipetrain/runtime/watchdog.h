@@ -33,8 +33,8 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Prints "pipetrain: <reason>" on standard error and, a second later (at once on a signal), calls
-  // _exit(code).
+  // Prints "pipetrain: <reason>" on standard error and, a second later (half a one on a signal),
+  // calls _exit(code).
   static Expire exit_process();
 
   // Registers something that will be submitted again and again; returns its number. `text` says who
