@@ -157,7 +157,7 @@ void expect_stopped_rank_ends(const std::string& command) {
   Process process(on_ranks(2, pipetrain(words(command + " --timeout 3"))), directory.path(),
                   mpi_environment());
   process.wait_for_error_text("evaluation: ");
-  kill(process.rank(1), SIGSTOP);
+  send_signal(process.rank(1), SIGSTOP);
   const Result result = process.wait();
   EXPECT_EQ(result.code, 4) << result.err;
   for (const char* part : {"no progress for 3 s (--timeout)", "forward only", "waits for rank 1"}) {

@@ -48,7 +48,7 @@ class Job {
   std::string path(const std::string& name) const { return directory_.file(name); }
   std::string directory() const { return directory_.path(); }
   Process& process() { return *process_; }
-  void send(int rank, int number) { kill(process_->rank(rank), number); }
+  void send(int rank, int number) { send_signal(process_->rank(rank), number); }
   std::string log() const { return read_file(path("run/log.txt")); }
 
  private:
@@ -140,7 +140,7 @@ TEST(Failure, RunRanksReturns4ForAKilledRank) {
           endless_training(),
       directory.path(), environment);
   process.wait_for_error_text("/1000000  loss");
-  kill(process.rank(1), SIGKILL);
+  send_signal(process.rank(1), SIGKILL);
   EXPECT_EQ(process.wait().code, 4);
 }
 
@@ -165,7 +165,7 @@ TEST(Failure, SigintEndsARankLikeSigterm) {
 TEST(Failure, SigtermToMpirunEndsAllRanks) {
   Job job("", 2);
   const pid_t rank = job.process().rank(1);
-  kill(job.process().pid(), SIGTERM);
+  send_signal(job.process().pid(), SIGTERM);
   const Result result = job.process().wait();
   EXPECT_NE(result.code, 0);
   EXPECT_TRUE(any_holds(error_lines(result), {"SIGTERM: ended", "not finished: "})) << result.err;
@@ -174,7 +174,7 @@ TEST(Failure, SigtermToMpirunEndsAllRanks) {
 
 TEST(Failure, Sigusr1StopsAfterTheStepAndWritesTheResults) {
   Job job("--export model --trace trace.json --learning-rate 1e-2", 2);
-  kill(job.process().pid(), SIGUSR1);
+  send_signal(job.process().pid(), SIGUSR1);
   const Result result = job.process().wait();
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_TRUE(nlohmann::json::parse(read_file(job.path("trace.json"))).contains("traceEvents"));
@@ -198,7 +198,7 @@ TEST(Failure, ASecondRunInTheSameDirectoryIsRefusedAndTheFirstGoesOn) {
       "train --data text --steps 1 --run-dir run --export model " + tiny_model, job.directory());
   expect_refused(second, 2, {"--run-dir run", "another run"});
   EXPECT_FALSE(std::filesystem::exists(job.path("model")));
-  kill(job.process().pid(), SIGUSR1);
+  send_signal(job.process().pid(), SIGUSR1);
   const Result first = job.process().wait();
   EXPECT_EQ(first.code, 0) << first.err;
   const std::vector<nlohmann::json> steps = read_metrics(job.path("run"));
@@ -263,7 +263,7 @@ void expect_end_of_job(const std::string& flags, int number, int delay,
   }
   const size_t target = size_t(delay / 50 % 4);
   std::this_thread::sleep_for(std::chrono::milliseconds(delay));
-  kill(ranks[target], number);
+  send_signal(ranks[target], number);
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     EXPECT_TRUE(rank == target || goes_away(ranks[rank])) << "rank " << rank;
   }

@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <cctype>
+#include <cerrno>
 #include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 namespace pipetrain::test {
@@ -83,9 +85,17 @@ std::vector<pid_t> descendants(pid_t ancestor) {
 
 }  // namespace
 
+void send_signal(pid_t process, int number) {
+  ASSERT_GT(process, 0) << "no process to send signal " << number << " to";
+  kill(process, number);
+}
+
 Process::Process(const std::vector<std::string>& arguments, const std::string& directory,
                  const Environment& environment) {
   pid_ = fork();
+  if (pid_ < 0) {
+    throw std::system_error(errno, std::generic_category(), "fork");
+  }
   if (pid_ == 0) {
     become(arguments, directory, environment, output_.file("out"), output_.file("err"));
   }
@@ -118,7 +128,7 @@ void Process::kill_all() {
   }
 }
 
-pid_t Process::rank(int rank) const {
+pid_t Process::rank(int rank) {
   pid_t found = -1;
   const std::string variable = fmt::format("OMPI_COMM_WORLD_RANK={}", rank);
   const auto look = [&] {
@@ -128,16 +138,17 @@ pid_t Process::rank(int rank) const {
         found = child;
       }
     }
-    return found > 0;
+    return found > 0 || ended();
   };
-  EXPECT_TRUE(wait_until(look, patience)) << "rank " << rank << " did not start";
+  wait_until(look, patience);
+  EXPECT_GT(found, 0) << "rank " << rank << " was not there"
+                      << (ended() ? " before the end: " : ": ") << read_file(output_.file("err"));
   return found;
 }
 
-void Process::wait_for_error_text(const std::string& text) const {
-  const auto there = [&] { return contains(read_file(output_.file("err")), text); };
-  EXPECT_TRUE(wait_until(there, patience))
-      << "'" << text << "' is not in: " << read_file(output_.file("err"));
+void Process::wait_for_error_text(const std::string& text) {
+  wait_until([&] { return contains(read_file(output_.file("err")), text) || ended(); }, patience);
+  EXPECT_PRED2(contains, read_file(output_.file("err")), text) << (ended() ? "it has ended" : "");
 }
 
 Result Process::wait(std::chrono::seconds longest) {

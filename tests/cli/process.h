@@ -21,6 +21,10 @@ struct Result {
 
 using Environment = std::map<std::string, std::string>;
 
+// Sends a signal to that process alone; a failure of the test where there is none, as after a rank
+// that did not start (kill(2) takes -1 for all processes of the machine).
+void send_signal(pid_t process, int number);
+
 // A program that runs beside the test. When the test is done with it, it and the processes that it
 // has started are gone.
 class Process {
@@ -34,10 +38,11 @@ class Process {
 
   pid_t pid() const { return pid_; }
   // The process of that rank, where this is mpirun or has started it. Waits until it is there; a
-  // failure of the test and -1 if it does not come.
-  pid_t rank(int rank) const;
-  // Waits until standard error holds `text`; a failure of the test if it does not come.
-  void wait_for_error_text(const std::string& text) const;
+  // failure of the test and -1 if it does not come or all has ended.
+  pid_t rank(int rank);
+  // Waits until standard error holds `text`; a failure of the test if it does not come, at once
+  // where the program has ended.
+  void wait_for_error_text(const std::string& text);
   // A program that has not ended by then is killed, and the test fails.
   Result wait(std::chrono::seconds longest = std::chrono::seconds(90));
 
