@@ -13,9 +13,11 @@
 
 namespace pipetrain {
 
-// Of its own for every process, so that runs which write the same file do not disturb each other.
-OutputFile::OutputFile(const std::string& path)
-    : path_(path), temporary_(fmt::format("{}.partial-{}", path, getpid())) {
+std::string OutputFile::temporary_name(const std::string& path) {
+  return fmt::format("{}.partial-{}", path, getpid());
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path), temporary_(temporary_name(path)) {
   file_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) {
     fail("create");

@@ -12,6 +12,9 @@ namespace pipetrain {
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
+  // What it is called until it is complete. Of its own for every process, so that runs which write
+  // the same file do not disturb each other.
+  static std::string temporary_name(const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <vector>
 
 #include "pipetrain/error.h"
@@ -45,7 +46,8 @@ std::vector<NamedFile> files_written(const TrainConfig& config) {
   add(&files, "--trace", config.trace);
   add(&files, "--dump-gradients", config.dump_gradients);
   add(&files, "--export", config.export_dir, {"/config.json", "/model.safetensors"});
-  add(&files, "--run-dir", config.run_dir, {RunDirectory::metrics, RunDirectory::log});
+  add(&files, "--run-dir", config.run_dir,
+      {RunDirectory::metrics, RunDirectory::log, RunDirectory::lock});
   if (config.schedule == "auto") {
     add(&files, "--run-dir", config.run_dir, {RunDirectory::plan});
   }
@@ -57,6 +59,7 @@ std::vector<NamedFile> files_written(const TrainConfig& config) {
 void check_output_paths(const TrainConfig& config) {
   const std::vector<NamedFile> read = files_read(config);
   const std::vector<NamedFile> written = files_written(config);
+  std::error_code ignored;
   for (size_t i = 0; i < written.size(); ++i) {
     for (const NamedFile& input : read) {
       if (same_file(written[i].path, input.path)) {
@@ -68,6 +71,15 @@ void check_output_paths(const TrainConfig& config) {
       if (same_file(written[i].path, written[j].path)) {
         throw UsageError(fmt::format("{}: would overwrite {}, which {} writes; choose another",
                                      written[i].flag, written[i].path, written[j].flag));
+      }
+      for (const auto& [inner, outer] : {std::pair(i, j), std::pair(j, i)}) {
+        // A directory in a file's place is refused by the file's own flag.
+        if (!std::filesystem::is_directory(written[outer].path, ignored) &&
+            lies_within(written[inner].path, written[outer].path)) {
+          throw UsageError(fmt::format(
+              "{}: its {} would lie in {}, a file that {} writes; choose another",
+              written[inner].flag, written[inner].path, written[outer].path, written[outer].flag));
+        }
       }
     }
   }

@@ -5,12 +5,14 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 
 #include "pipetrain/error.h"
+#include "train/output_file.h"
 
 namespace pipetrain {
 namespace {
@@ -30,13 +32,29 @@ fs::file_status status_of(const fs::path& path, const std::string& given, const 
   return status;
 }
 
-// `given` is what messages name: the directory, or a file in it.
-void require_writable(const fs::path& directory, const std::string& given,
+// Absolute, without links as far as it exists, without a slash at its end; empty if links go in a
+// circle.
+fs::path resolved(const std::string& path) {
+  std::error_code problem;
+  const fs::path whole = fs::weakly_canonical(fs::absolute(path), problem);
+  return whole.has_filename() || whole == whole.root_path() ? whole : whole.parent_path();
+}
+
+// `given` is what messages name: the directory, or the file that is first written as `name` there.
+void require_writable(const fs::path& directory, const fs::path& name, const std::string& given,
                       const std::string& flag) {
   fs::path existing = fs::absolute(directory);
+  const fs::path path = existing / name;
+  status_of(path, given, flag);
   std::error_code ignored;
   while (!fs::exists(status_of(existing, given, flag)) && !fs::is_symlink(existing, ignored)) {
     existing = existing.parent_path();
+  }
+  const long longest = pathconf(existing.c_str(), _PC_NAME_MAX);
+  for (const fs::path& part : path.lexically_relative(existing)) {
+    if (longest > 0 && part.native().size() > size_t(longest)) {
+      refuse(flag, given, std::strerror(ENAMETOOLONG));
+    }
   }
   if (!fs::is_directory(existing, ignored)) {
     refuse(flag, given, fmt::format("{} is no directory", existing.string()));
@@ -53,7 +71,7 @@ void require_writable(const fs::path& directory, const std::string& given,
 }  // namespace
 
 void require_writable_directory(const std::string& path, const std::string& flag) {
-  require_writable(path, path, flag);
+  require_writable(path, "", path, flag);
 }
 
 void require_writable_file(const std::string& path, const std::string& flag) {
@@ -64,16 +82,20 @@ void require_writable_file(const std::string& path, const std::string& flag) {
   if (fs::exists(status) && !fs::is_regular_file(status)) {
     refuse(flag, path, "is a device or the like; a file is needed");
   }
-  require_writable(fs::absolute(path).parent_path(), path, flag);
+  const fs::path temporary = OutputFile::temporary_name(fs::absolute(path));
+  require_writable(temporary.parent_path(), temporary.filename(), path, flag);
 }
 
 bool same_file(const std::string& x, const std::string& y) {
   std::error_code problem;
-  if (fs::equivalent(x, y, problem)) {
-    return true;
-  }
-  const fs::path canonical_x = fs::weakly_canonical(fs::absolute(x), problem);
-  return !problem && canonical_x == fs::weakly_canonical(fs::absolute(y), problem) && !problem;
+  return fs::equivalent(x, y, problem) || (lies_within(x, y) && lies_within(y, x));
+}
+
+bool lies_within(const std::string& path, const std::string& directory) {
+  const fs::path inner = resolved(path);
+  const fs::path outer = resolved(directory);
+  return !outer.empty() &&
+         std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
 void make_directory(const std::string& path, const std::string& flag) {
@@ -92,8 +114,8 @@ RunDirectory::RunDirectory(const std::string& path) : path_(path) {
     refuse("--run-dir", metrics_file(), "is no file");
   }
   make_directory(path, "--run-dir");
-  const std::string lock = path + "/.lock";
-  lock_ = open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  const std::string lock_file = path + lock;
+  lock_ = open(lock_file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) {
     refuse("--run-dir", path, fmt::format("cannot be written: {}", std::strerror(errno)));
   }

@@ -164,13 +164,18 @@ TEST(Input, PathsThatCannotBeAreRefusedByTheirFlag) {
   std::filesystem::create_symlink("loop", elsewhere.file("loop"));
   const std::string train = tiny_model + "--steps 1 --data text ";
   std::vector<Refusal> cases;
-  for (const std::string& path :
-       {elsewhere.file("loop"), std::string(300, 'x'), std::string(5000, 'y')}) {
+  for (const std::string& path : {elsewhere.file("loop"), std::string(300, 'x'),
+                                  "new/" + std::string(300, 'x'), std::string(5000, 'y')}) {
     for (const char* flag : {"--trace", "--dump-gradients", "--export", "--run-dir", "--config",
                              "--data", "--validation", "--init"}) {
       cases.push_back({train + flag + " " + path, 2, {flag}});
     }
     cases.push_back({train + "--schedule csv:" + path, 2, {"--schedule csv:"}});
+  }
+  // Until a file is complete it has a longer name.
+  for (const std::string& path : {std::string(250, 'x'), "new/" + std::string(250, 'x')}) {
+    cases.push_back({train + "--trace " + path, 2, {"--trace", "too long"}});
+    cases.push_back({train + "--dump-gradients " + path, 2, {"--dump-gradients", "too long"}});
   }
   std::filesystem::create_directory(directory.file("odd"));
   std::filesystem::create_directory(directory.file("odd/log.txt"));
@@ -214,6 +219,15 @@ TEST(Input, OutputsInTheWayOfInputsOrOfEachOtherAreRefused) {
           {train + "--trace g --dump-gradients ./g", 2, {"--dump-gradients ./g", "--trace g"}},
           {train + "--export e --trace e/config.json", 2, {"--export e", "--trace"}},
           {train + "--export odd", 2, {"--export odd/config.json", "directory"}},
+          {train + "--export e --run-dir e/model.safetensors/x", 2, {"--run-dir", "--export e"}},
+          {train + "--export e --run-dir e/config.json/", 2, {"--run-dir", "--export e"}},
+          {train + "--trace a --export a", 2, {"--export a", "--trace a writes"}},
+          {train + "--trace a/b --run-dir a/b", 2, {"--run-dir a/b", "--trace a/b writes"}},
+          {train + "--trace a/b --dump-gradients a", 2, {"--trace a/b", "--dump-gradients a w"}},
+          {train + "--export rd/log.txt --run-dir rd", 2, {"--export rd/log.txt", "--run-dir"}},
+          {train + "--export rd/metrics.jsonl --run-dir rd", 2, {"--export", "--run-dir rd"}},
+          {train + "--trace rd/.lock --run-dir rd", 2, {"--run-dir rd", "--trace rd/.lock"}},
+          {train + "--run-dir rd --schedule auto --trace rd/plan.csv/x", 2, {"--trace", "rd"}},
       },
       directory);
 }

@@ -19,6 +19,7 @@ class RunDirectory {
   static constexpr const char* metrics = "/metrics.jsonl";
   static constexpr const char* log = "/log.txt";
   static constexpr const char* plan = "/plan.csv";  // for --schedule csv:FILE
+  static constexpr const char* lock = "/.lock";
   std::string metrics_file() const { return path_ + metrics; }
   std::string log_file() const { return path_ + log; }
   std::string plan_file() const { return path_ + plan; }
@@ -35,6 +36,8 @@ void require_writable_file(const std::string& path, const std::string& flag);
 void require_writable_directory(const std::string& path, const std::string& flag);
 // Whether both names lead, or once created will lead, to one file.
 bool same_file(const std::string& x, const std::string& y);
+// Whether the path leads, or once created will lead, to the directory or to something in it.
+bool lies_within(const std::string& path, const std::string& directory);
 // With its parents.
 void make_directory(const std::string& path, const std::string& flag);
 
